@@ -1,0 +1,1 @@
+"""Owns the state: pool, enforcer, HTTP server, files and life cycle, on one asyncio loop."""

@@ -1,0 +1,1 @@
+"""Runs models: the only part that imports MLX and mlx-lm, and does so lazily."""

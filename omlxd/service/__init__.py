@@ -1,0 +1,1 @@
+"""Starts omlxd at boot: launchd and systemd."""

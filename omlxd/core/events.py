@@ -1,0 +1,80 @@
+"""The closed vocabulary of what omlxd logs, and one numbered event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class EventName(StrEnum):
+    """Every value of the key `event` in the log; `man/omlxd.1` says what each means."""
+
+    DAEMON_STARTING = "daemon_starting"
+    DAEMON_READY = "daemon_ready"
+    DAEMON_DRAINING = "daemon_draining"
+    DAEMON_STOPPED = "daemon_stopped"
+    API_LISTENING = "api_listening"
+    API_ERROR = "api_error"
+    ENGINE_STARTED = "engine_started"
+    ENGINE_FAILED = "engine_failed"
+    LIMIT_CHANGED = "limit_changed"
+    LIMIT_WARNING = "limit_warning"
+    LEVEL_CHANGED = "level_changed"
+    DECISION = "decision"
+    CACHE_DROPPED = "cache_dropped"
+    ENFORCER_ERROR = "enforcer_error"
+    LOAD_WAITING = "load_waiting"
+    LOAD_STARTED = "load_started"
+    LOAD_FINISHED = "load_finished"
+    LOAD_FAILED = "load_failed"
+    LOAD_CANCELLED = "load_cancelled"
+    UNLOADED = "unloaded"
+    PINNED = "pinned"
+    UNPINNED = "unpinned"
+    REQUEST_STARTED = "request_started"
+    REQUEST_FINISHED = "request_finished"
+    REQUEST_ABORTED = "request_aborted"
+    REQUEST_FAILED = "request_failed"
+    REQUEST_REFUSED = "request_refused"
+    STATE_FILE_DAMAGED = "state_file_damaged"
+    LOG_ERROR = "log_error"
+
+
+class EventLevel(StrEnum):
+    """Severity, as the log writes it."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened; what it carries beyond its name is JSON-ready: integer bytes, float seconds.
+
+    Prompts and completions never go into an event.
+    """
+
+    event: EventName
+    level: EventLevel = EventLevel.INFO
+    model: str | None = None
+    request: str | None = None
+    decision: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    seq: int = 0
+    ts: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object; keys that do not apply are left out."""
+        body: dict[str, Any] = {"seq": self.seq, "ts": self.ts, "level": self.level.value, "event": self.event.value}
+        for key in ("model", "request", "decision"):
+            if (value := getattr(self, key)) is not None:
+                body[key] = value
+        return body | dict(self.fields)
+
+
+Emit = Callable[[Event], None]
+"""Where events go: the daemon's bus numbers and dates them, writes the log and wakes the listeners."""

@@ -1,0 +1,149 @@
+"""The states of entries, requests and the daemon, and the frozen views that `status` shows of them.
+
+A view's `to_json` is the wire form of DESIGN's `status --json`: integer bytes, seconds as floats,
+null where a figure does not apply. `SCHEMA` grows when a field changes its meaning or goes away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+SCHEMA = 1
+
+
+class EntryState(StrEnum):
+    """Life of a model in the pool: unloaded -> loading -> loaded -> unloading -> unloaded; failed is sticky."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+class RequestState(StrEnum):
+    """Life of a generation: waiting (for its model or a place) -> prefill -> decode -> finished or aborted."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class DaemonState(StrEnum):
+    """starting until pins and preloads were tried, draining from the first SIGTERM."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Level(StrEnum):
+    """The enforcer's health: ok, over the soft limit and acting, or over with nothing left to do (R9)."""
+
+    OK = "ok"
+    OVER = "over"
+    EXHAUSTED = "exhausted"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended well."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """Memory and limits as `status` shows them, in bytes."""
+
+    used: int
+    active: int
+    cache: int
+    footprint: int
+    base: int
+    peak: int
+    committed: int
+    unaccounted: int
+    soft_limit: int
+    hard_limit: int
+    binding: str
+    system_total: int
+    system_available: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcerView:
+    """What the enforcer is doing."""
+
+    policy: str
+    poll_interval_s: float
+    level: Level
+    decisions: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """One model of the manifest as `status` and `models` show it."""
+
+    name: str
+    state: EntryState
+    pinned: bool
+    aliases: tuple[str, ...]
+    path: str
+    weights_bytes: int | None
+    kv_bytes: int
+    prefix_cache_bytes: int
+    committed_bytes: int
+    running: int
+    waiting: int
+    parked: int
+    tokens_per_s: float | None
+    last_used_s: float | None
+    ttl_left_s: float | None
+    load_progress: float | None
+    context_length: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One generation in flight."""
+
+    id: str
+    model: str
+    state: RequestState
+    prompt_tokens: int
+    prefilled_tokens: int
+    generated_tokens: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """All that `omlxd status` knows."""
+
+    version: str
+    pid: int
+    state: DaemonState
+    uptime_s: float
+    backend: str | None
+    manifest: str
+    memory: MemoryView
+    enforcer: EnforcerView
+    models: tuple[ModelView, ...]
+    requests: tuple[RequestView, ...]
+    recent_decisions: tuple[Mapping[str, Any], ...] = ()
+    api: str | None = None
+    stalled_s: float | None = None
+    schema: int = field(default=SCHEMA)
+
+    def to_json(self) -> dict[str, Any]:
+        """The wire form: plain dicts, lists, numbers, strings and None."""
+        body = asdict(self)
+        return {"schema": body.pop("schema"), **body}

@@ -1,0 +1,288 @@
+"""The seam between the pool (event loop) and whatever runs models (one thread): a plan down, events up.
+
+The loop never tells the engine what to *do*; it replaces the `Plan`, which says what should *be*: which models
+are resident, which one is loading, which requests run, under which limits. Between any two steps the engine
+compares the newest plan with what it has and closes the difference, so an order can be repeated but never lost,
+and an abort is delivered once however often it is asked for:
+
+- a request that is in the plan and unknown starts; one that is running and no longer in the plan ends, its KV cache
+  is freed, and `RequestGone` says so; one that ended by itself is not started again while the plan still names it;
+- a model that is loaded and not in `Plan.resident` ends its requests, is unloaded, and `Unloaded` says when its memory
+  is back; naming a model that is not loaded in `resident` means nothing: only a `LoadOrder` loads;
+- a load whose order is no longer in the plan stops at its next slice, gives its memory back, and ends in
+  `LoadEnded(error=LoadCancelled)`; a load that completes stays resident even if the plan does not name it *yet*
+  (the loop learns of it only with `LoadDone`): it is unloaded only once a plan made after `LoadDone` leaves it out
+  (`Plan.seen_seq`).
+
+What may not be assumed: that events arrive one by one (they come in batches, in order), that a plan is ever seen (a
+newer one may replace it first), or that the engine is at rest when `read` is called.
+
+This module imports neither MLX nor mlx-lm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from omlxd.core.errors import OmlxError
+from omlxd.core.memory import MemoryReading
+from omlxd.core.states import FinishReason
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """The limits as the engine obeys them between steps (R5), in bytes; 0 means no limit.
+
+    Attributes:
+        soft_bytes: the soft limit; reported with readings.
+        hard_bytes: `active + cache` may not pass it: MLX's cache is dropped for it, a load stops before it.
+        pause_above_bytes: a reading at rest above this stops the engine until a plan acknowledges it; normally the
+            soft limit, higher when the enforcer has found that nothing more can be done (R9).
+        prefill_memory_guard: refuse a prefill that would pass the hard limit (R11).
+    """
+
+    soft_bytes: int = 0
+    hard_bytes: int = 0
+    pause_above_bytes: int = 0
+    prefill_memory_guard: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Load the model folder at `path` as `model`; `id` is unique for the life of the engine."""
+
+    id: int
+    model: str
+    path: str
+    weights_bytes: int = 0
+    max_context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen; temperature 0 is greedy. The seed and the position fix the random numbers."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOrder:
+    """One request, tokenized: ids are within the vocabulary and the prompt is not empty (the pool checks)."""
+
+    request: str
+    model: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What should be. `seen_seq` is the highest event number the loop had seen when it made the plan."""
+
+    resident: frozenset[str] = frozenset()
+    load: LoadOrder | None = None
+    requests: Mapping[str, GenerationOrder] = field(default_factory=dict)
+    limits: EngineLimits = EngineLimits()
+    prefill_chunk_tokens: int = 256
+    max_batch: int = 32
+    seen_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a finished load found out; bytes, tokens, seconds."""
+
+    weights_bytes: int
+    context_length: int | None
+    vocab_size: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """Base of all that an engine reports; `seq` counts up by one per event over the engine's life."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted(EngineEvent):
+    """The thread has imported its libraries and measured the base footprint."""
+
+    backend: str
+    reading: MemoryReading
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress(EngineEvent):
+    """A slice of the weights is in memory."""
+
+    order: int
+    model: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone(EngineEvent):
+    """The model is resident and runs requests from now on."""
+
+    order: int
+    model: str
+    info: ModelInfo
+    reading: MemoryReading
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded(EngineEvent):
+    """The load failed or was cancelled, and its memory is back; sent once per order."""
+
+    order: int
+    model: str
+    error: OmlxError
+    reading: MemoryReading
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded(EngineEvent):
+    """The model is gone; `reading` (at rest) shows what is left."""
+
+    model: str
+    reading: MemoryReading
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled(EngineEvent):
+    """`done` of the request's `total` prompt tokens have been run."""
+
+    request: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated(EngineEvent):
+    """New text of a request; `tokens` counts the tokens behind it (text may lag: multi-byte characters, stops)."""
+
+    request: str
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(EngineEvent):
+    """The request ended well; its KV cache is free. Nothing follows for it."""
+
+    request: str
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed(EngineEvent):
+    """The request ended with an error of its own or of its model's batch. Nothing follows for it."""
+
+    request: str
+    error: OmlxError
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGone(EngineEvent):
+    """The request was taken out because the plan left it out; its KV cache is free. Nothing follows for it."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDropped(EngineEvent):
+    """MLX's buffer cache was given back because `active + cache` came near the hard limit (rung 1)."""
+
+    freed_bytes: int
+    reading: MemoryReading
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit(EngineEvent):
+    """At rest and above `pause_above_bytes`: the engine stands still until a plan's `seen_seq` reaches this event."""
+
+    reading: MemoryReading
+
+
+Post = Callable[[Sequence[EngineEvent]], None]
+"""How events reach the loop; called on the engine's thread, must not block (`call_soon_threadsafe`)."""
+
+
+class TextCodec(Protocol):
+    """A model's tokenizer and chat template; stays after the model is unloaded. Safe to use from any thread."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens the model was made for, or less where the manifest says so; None when unknown."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Prompt tokens of a conversation. Raises InvalidRequest when the template refuses it."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Prompt tokens of plain text, with the special tokens the tokenizer adds."""
+        ...
+
+
+class Engine(Protocol):
+    """Runs models on one thread of its own, from the newest plan.
+
+    `start` comes first and once; nothing heavy is imported before the first plan that loads something. `apply`, `read`,
+    `rest` and `codec` may be called from the loop's thread at any time between `start` and `close`.
+    """
+
+    def start(self, post: Post) -> None:
+        """Start the thread; `post` receives its events."""
+        ...
+
+    def apply(self, plan: Plan) -> None:
+        """Replace the plan and wake the engine; never blocks."""
+        ...
+
+    def read(self) -> MemoryReading:
+        """A reading now, cheap (microseconds), perhaps in the middle of a step (`at_rest` tells)."""
+        ...
+
+    def rest(self) -> Future[MemoryReading]:
+        """A reading between two steps with nothing in flight; it waits for the step that runs."""
+        ...
+
+    def kv_bytes(self) -> Mapping[str, int]:
+        """KV cache bytes of each resident model, as of the last step."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The highest `active` that the 100 Hz sampler saw."""
+        ...
+
+    def codec(self, model: str) -> TextCodec | None:
+        """The tokenizer of a model that was loaded at least once, else None."""
+        ...
+
+    def device_cap(self) -> tuple[int, str] | None:
+        """Bytes the device allows and what says so (`metal`, `cuda`), None when nothing does (CPU)."""
+        ...
+
+    def stalled_s(self) -> float:
+        """Seconds since the last finished step while there is work; 0.0 when idle."""
+        ...
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """End all work, give the memory back and end the thread; True when it ended in time. Idempotent."""
+        ...

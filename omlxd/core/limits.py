@@ -1,0 +1,128 @@
+"""From what the user asked for and what the machine has to the two limits that hold.
+
+The soft limit is `max_memory`; above it the enforcer acts. The hard limit is what loads and prefill may never pass:
+`min(max(soft, RAM - 4 GiB), device cap)`. A limit of 0 is one that is not enforced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from omlxd.core.errors import InvalidRequest
+from omlxd.core.units import format_bytes
+
+GIB: Final = 2**30
+SYSTEM_RESERVE_BYTES: Final = 4 * GIB  # what the hard limit leaves to the system
+AUTO_RESERVE_BYTES: Final = 8 * GIB  # what `auto` leaves to everything else
+
+CapSource = Literal["metal", "cuda", "cgroup"]
+
+_CAP_NAMES: Final = {
+    "ram": "the machine's memory",
+    "metal": "what Metal lets one process use",
+    "cuda": "the device's memory",
+    "cgroup": "the container's memory limit",
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to share: the system's memory, and what the device or container allows of it.
+
+    Args:
+        ram_bytes: the machine's memory.
+        device_cap_bytes: the most the device allows (positive), or None where nothing does.
+        device_cap_source: who set that cap.
+    """
+
+    ram_bytes: int
+    device_cap_bytes: int | None = None
+    device_cap_source: CapSource | None = None
+
+    @property
+    def cap_bytes(self) -> int:
+        """The most that model memory can ever be."""
+        return self._cap()[0]
+
+    @property
+    def cap_source(self) -> str:
+        """What sets `cap_bytes`: `ram`, `metal`, `cuda` or `cgroup`."""
+        return self._cap()[1]
+
+    def _cap(self) -> tuple[int, str]:
+        if self.device_cap_bytes is None:
+            return self.ram_bytes, "ram"
+        source = self.device_cap_source or "ram"
+        # A CUDA device has memory of its own; everything else lives in RAM, whatever a cgroup promises.
+        if source != "cuda" and self.ram_bytes < self.device_cap_bytes:
+            return self.ram_bytes, "ram"
+        return self.device_cap_bytes, source
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    """The limits in force, in bytes (0 = not enforced).
+
+    Args:
+        soft_bytes: above it the enforcer acts.
+        hard_bytes: loads and prefill may never pass it.
+        binding: what sets the soft limit: `max_memory`, `ram`, `metal`, `cuda` or `cgroup`.
+        warnings: sentences for the user when the limit is not what was asked for.
+    """
+
+    soft_bytes: int
+    hard_bytes: int
+    binding: str
+    warnings: tuple[str, ...] = ()
+
+
+def resolve_limits(max_memory: int, hard_limit: int | None, machine: Machine) -> MemoryLimits:
+    """The limits that hold on this machine.
+
+    Args:
+        max_memory: the soft limit asked for, in bytes; 0 or less means no enforcement.
+        hard_limit: an explicit hard limit in bytes, or None for `min(max(soft, RAM - 4 GiB), cap)`.
+        machine: what there is.
+
+    Raises:
+        InvalidRequest: the explicit hard limit is below the soft limit or above the cap.
+    """
+    cap_bytes, cap_source = machine.cap_bytes, machine.cap_source
+    soft_bytes, binding = max(0, max_memory), "max_memory"
+    warnings: tuple[str, ...] = ()
+    if soft_bytes > cap_bytes:
+        soft_bytes, binding = cap_bytes * 95 // 100, cap_source
+        warnings = (
+            f"`max_memory` {format_bytes(max_memory)} is above {_CAP_NAMES[cap_source]}"
+            f" ({cap_source}: {format_bytes(cap_bytes)}); using {format_bytes(soft_bytes)}",
+        )
+    if hard_limit is None:
+        hard_bytes = max(0, min(max(soft_bytes, machine.ram_bytes - SYSTEM_RESERVE_BYTES), cap_bytes))
+    else:
+        hard_bytes = _checked_hard(hard_limit, soft_bytes, cap_bytes, cap_source)
+    return MemoryLimits(soft_bytes=soft_bytes, hard_bytes=hard_bytes, binding=binding, warnings=warnings)
+
+
+def auto_limit(machine: Machine) -> int:
+    """The soft limit of `max_memory = "auto"`: the larger of RAM/2 and RAM - 8 GiB, at most 0.9 of the device cap."""
+    asked_bytes = max(machine.ram_bytes // 2, machine.ram_bytes - AUTO_RESERVE_BYTES)
+    return asked_bytes if machine.device_cap_bytes is None else min(asked_bytes, machine.cap_bytes * 9 // 10)
+
+
+def _checked_hard(hard_limit: int, soft_bytes: int, cap_bytes: int, cap_source: str) -> int:
+    numbers = {"hard_limit_bytes": hard_limit, "soft_limit_bytes": soft_bytes, "cap_bytes": cap_bytes}
+    if hard_limit < soft_bytes:
+        raise InvalidRequest(
+            f"`hard_limit` {format_bytes(hard_limit)} is below the soft limit {format_bytes(soft_bytes)} (max_memory)",
+            hint=f"set `hard_limit` to {format_bytes(soft_bytes)} or more, or lower `max_memory`",
+            details=numbers,
+        )
+    if hard_limit > cap_bytes:
+        raise InvalidRequest(
+            f"`hard_limit` {format_bytes(hard_limit)} is above {_CAP_NAMES[cap_source]}"
+            f" ({cap_source}: {format_bytes(cap_bytes)})",
+            hint=f"lower `hard_limit` to {format_bytes(cap_bytes)} or leave it out",
+            details=numbers,
+        )
+    return max(0, hard_limit)

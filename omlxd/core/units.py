@@ -1,0 +1,145 @@
+"""Sizes and durations as people write and read them: `8G` and `1h30m` in, `7.45 GiB` and `2 min 5 s` out.
+
+Sizes follow the manifest's contract: `8G` and `8GiB` are 8 * 2**30 bytes, `8GB` is 8 * 10**9, `75%` is a part of
+the machine's memory, and a bare number is bytes. Parsing is exact (fractions, not floats) and never guesses.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Final
+
+from omlxd.core.errors import InvalidRequest
+
+MAX_SIZE_BYTES: Final = 2**60
+MAX_DURATION_S: Final = 10 * 365 * 86_400.0
+
+SIZE_HINT: Final = "write `8G`, `8GB`, `75%` or bytes"
+DURATION_HINT: Final = "write `500ms`, `1s`, `10m`, `2h`, `1h30m` or seconds"
+
+_BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|b|[kmgt](?:b|ib)?)?", re.IGNORECASE | re.ASCII)
+_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
+_PART: Final = r"(?:(?P<{unit}>\d+(?:\.\d*)?|\.\d+)\s*(?:{words})\s*)?"
+_DURATION_UNITS: Final = {
+    "d": (Fraction(86_400), "d"),
+    "h": (Fraction(3_600), "h"),
+    "m": (Fraction(60), "min|m(?!s)"),
+    "s": (Fraction(1), "sec|s"),
+    "ms": (Fraction(1, 1_000), "ms"),
+}
+_DURATION = re.compile(
+    "".join(_PART.format(unit=unit, words=words) for unit, (_, words) in _DURATION_UNITS.items()),
+    re.IGNORECASE | re.ASCII,
+)
+_LONGEST_TEXT: Final = 64  # enough for every value in range; keeps messages short and arithmetic small
+
+
+def parse_size(text_or_int: str | int, *, ram_bytes: int | None = None) -> int:
+    """The number of bytes that `8G`, `8GiB`, `8GB`, `75%`, `512M` or a bare number stands for.
+
+    Args:
+        text_or_int: what the user wrote; case and spaces do not matter.
+        ram_bytes: the machine's memory, which `%` is a part of; without it a percentage is refused.
+
+    Raises:
+        InvalidRequest: it is not a size, or is negative, above 100 % or above 2**60 bytes.
+    """
+    if isinstance(text_or_int, int) and not isinstance(text_or_int, bool):
+        return _checked_size(Fraction(text_or_int), _shown(text_or_int))
+    shown = _shown(text_or_int)
+    match = _SIZE.fullmatch(text_or_int.strip()) if isinstance(text_or_int, str) else None
+    if match is None or len(match["number"]) > _LONGEST_TEXT:
+        raise _not_a("size", shown, SIZE_HINT)
+    number, unit = Fraction(match["number"]), (match["unit"] or "b").lower()
+    if unit == "%":
+        return _percentage(number, shown, ram_bytes)
+    exponent = "bkmgt".index(unit[0])
+    base = 1000 if unit.endswith("b") and len(unit) == 2 else 1024
+    return _checked_size(number * base**exponent, shown)
+
+
+def parse_duration(text_or_number: str | float) -> float:
+    """The seconds that `500ms`, `10m`, `1h30m` or a bare number of seconds stand for.
+
+    Raises:
+        InvalidRequest: it is not a duration, or is negative or above ten years.
+    """
+    shown = _shown(text_or_number)
+    if isinstance(text_or_number, bool) or not isinstance(text_or_number, str | int | float):
+        raise _not_a("duration", shown, DURATION_HINT)
+    if not isinstance(text_or_number, str):
+        if not 0 <= text_or_number <= MAX_DURATION_S:  # refuses nan too
+            raise _out_of_range("duration", shown, "between 0 and ten years", DURATION_HINT)
+        return float(text_or_number)
+    text = text_or_number.strip()
+    if len(text) > _LONGEST_TEXT:
+        raise _not_a("duration", shown, DURATION_HINT)
+    if _NUMBER.fullmatch(text):
+        return parse_duration(float(text))
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise _not_a("duration", shown, DURATION_HINT)
+    seconds = sum(Fraction(amount) * _DURATION_UNITS[unit][0] for unit, amount in match.groupdict().items() if amount)
+    if seconds > MAX_DURATION_S:
+        raise _out_of_range("duration", shown, "at most ten years", DURATION_HINT)
+    return float(seconds)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Bytes with three significant digits and a binary unit: `1.23 GiB`, `98.0 MiB`, `512 B`."""
+    sign, value, step = ("-" if size_bytes < 0 else ""), float(abs(size_bytes)), 0
+    while value >= 1024 and step < len(_BINARY) - 1:
+        value, step = value / 1024, step + 1
+    if step and value >= 1023.5 and step < len(_BINARY) - 1:  # would be written `1024 MiB`
+        value, step = 1.0, step + 1
+    decimals = 0 if step == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{sign}{value:.{decimals}f} {_BINARY[step]}"
+
+
+def format_duration(duration_s: float) -> str:
+    """Seconds in at most two units: `350 ms`, `3 s`, `2 min 5 s`, `4 h`; a negative value counts as 0."""
+    if duration_s < 0.0005:
+        return "0 s"
+    if duration_s < 0.9995:
+        return f"{round(duration_s * 1000)} ms"
+    if duration_s < 9.95:
+        return f"{duration_s:.1f}".removesuffix(".0") + " s"
+    seconds = round(duration_s)
+    for size_s, unit, smaller_s, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size_s:
+            whole, rest = divmod(seconds, size_s)
+            return f"{whole} {unit}" + (f" {rest // smaller_s} {smaller}" if rest >= smaller_s else "")
+    return f"{seconds} s"
+
+
+def _percentage(percent: Fraction, shown: str, ram_bytes: int | None) -> int:
+    if percent > 100:
+        raise _out_of_range("size", shown, "at most `100%` of the machine's memory", SIZE_HINT)
+    if ram_bytes is None:
+        raise InvalidRequest(
+            f"`{shown}` is a part of the machine's memory, which is not meant here", hint="write `8G`, `8GB` or bytes"
+        )
+    return int(ram_bytes * percent / 100)
+
+
+def _checked_size(size: Fraction, shown: str) -> int:
+    if not 0 <= size <= MAX_SIZE_BYTES:
+        raise _out_of_range("size", shown, "between 0 and 2**60 bytes", SIZE_HINT)
+    return int(size)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 2**200:  # Python refuses to print the longest ones
+        return "a number of more than 60 digits"
+    text = value.strip() if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
+
+
+def _not_a(kind: str, shown: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"`{shown}` is not a {kind}", hint=hint)
+
+
+def _out_of_range(kind: str, shown: str, bounds: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"`{shown}` is out of range; a {kind} is {bounds}", hint=hint)

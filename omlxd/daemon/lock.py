@@ -1,0 +1,64 @@
+"""One daemon per home: an `flock` that the kernel drops with the process, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from omlxd.core.errors import AlreadyRunning, NotPermitted
+
+
+class HomeLock:
+    """Held from construction to `release`; the file is never unlinked.
+
+    Unlinking would let two processes hold locks on two files of the same name. The pid inside is only for messages.
+
+    Raises:
+        AlreadyRunning: another process holds it.
+        NotPermitted: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise NotPermitted(f"the lock file `{path}` cannot be opened ({error.strerror})") from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = _pid_in(self._fd)
+            os.close(self._fd)
+            raise _already_running(path, pid) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let the next daemon in; idempotent."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
+
+    def __enter__(self) -> HomeLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _pid_in(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    return int(text) if text.isdigit() else None  # empty while the winner is about to write it
+
+
+def _already_running(path: Path, pid: int | None) -> AlreadyRunning:
+    who = f" (pid {pid})" if pid else ""
+    return AlreadyRunning(
+        f"omlxd is already running{who} for `{path.parent}`",
+        hint="`omlxd status` shows it, `omlxd stop` ends it; another home (`OMLXD_HOME`) is another daemon",
+        details={"pid": pid, "home": str(path.parent)},
+    )

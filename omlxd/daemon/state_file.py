@@ -1,0 +1,196 @@
+"""`state.toml`: what the user set at run time and what omlxd learned; survives restarts, written atomically.
+
+A run-time value holds until the manifest's own value changes, so each is saved with the manifest's value of that
+moment. A file that cannot be read is moved aside and the daemon starts without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from omlxd.core.events import Emit, Event, EventLevel, EventName
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLimit:
+    """`omlxd limit` said `max_memory` (as written) while the manifest said `manifest_max_memory`."""
+
+    max_memory: str
+    manifest_max_memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPin:
+    """`omlxd pin` or `unpin` while the manifest said `manifest_pinned`."""
+
+    pinned: bool
+    manifest_pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedWeights:
+    """What a model's weights took when it was last loaded from `path`."""
+
+    path: str
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """All that outlives the process."""
+
+    limit: SavedLimit | None = None
+    pins: Mapping[str, SavedPin] = field(default_factory=dict)
+    learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
+
+    def max_memory(self, manifest_max_memory: str) -> str | None:
+        """The limit set at run time, while the manifest still says what it said then."""
+        if self.limit is None or self.limit.manifest_max_memory != manifest_max_memory:
+            return None
+        return self.limit.max_memory
+
+    def pinned(self, model: str, manifest_pinned: bool) -> bool:
+        """Whether the model is pinned, by the newer of the run-time and the manifest's word."""
+        saved = self.pins.get(model)
+        if saved is None or saved.manifest_pinned != manifest_pinned:
+            return manifest_pinned
+        return saved.pinned
+
+    def with_pin(self, model: str, pin: SavedPin) -> SavedState:
+        """This state with one more word about a pin."""
+        return replace(self, pins={**self.pins, model: pin})
+
+    def with_learned(self, model: str, weights: LearnedWeights) -> SavedState:
+        """This state with a measured size."""
+        return replace(self, learned={**self.learned, model: weights})
+
+
+class StateFile:
+    """Reads the state once and writes each change; a write that fails is an event, never an error to the caller."""
+
+    def __init__(self, path: Path, emit: Emit) -> None:
+        self.path = path
+        self.state = SavedState()
+        self._emit = emit
+        self._writing = asyncio.Lock()
+
+    def load(self) -> SavedState:
+        """Read the file; damaged, it is moved to `state.toml.damaged` with a warning."""
+        try:
+            self.state = parse_state(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            self.state = SavedState()
+        except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+            self._move_aside(error)
+            self.state = SavedState()
+        return self.state
+
+    async def change(self, update: Callable[[SavedState], SavedState]) -> None:
+        """Take a change over and write it; when this returns it is on the disk (or its failure in the log)."""
+        self.state = update(self.state)
+        async with self._writing:  # whoever comes second writes the newest state, in order
+            text = render_state(self.state)
+            try:
+                await asyncio.to_thread(write_atomically, self.path, text)
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                fields = {"path": str(self.path), "reason": f"not written: {reason}"}
+                self._emit(Event(EventName.STATE_FILE_DAMAGED, level=EventLevel.WARNING, fields=fields))
+
+    def _move_aside(self, error: Exception) -> None:
+        aside = self.path.with_name(self.path.name + ".damaged")
+        fields = {"path": str(self.path), "moved_to": str(aside), "reason": str(error)}
+        try:
+            self.path.replace(aside)
+        except OSError as failure:
+            fields["moved_to"] = f"not moved: {failure.strerror}"
+        self._emit(Event(EventName.STATE_FILE_DAMAGED, level=EventLevel.WARNING, fields=fields))
+
+
+def parse_state(text: str) -> SavedState:
+    """The state that `render_state` wrote, of this or an older schema.
+
+    Raises:
+        ValueError: it is not TOML, of a newer schema, or a value has the wrong type.
+    """
+    document = tomllib.loads(text)
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        raise ValueError(f"`schema` is {schema!r}; this omlxd reads {SCHEMA}")
+    limit = document.get("limit")
+    try:
+        return SavedState(
+            limit=None if limit is None else SavedLimit(**_typed(limit, max_memory=str, manifest_max_memory=str)),
+            pins={
+                name: SavedPin(**_typed(pin, pinned=bool, manifest_pinned=bool))
+                for name, pin in _table(document, "pins").items()
+            },
+            learned={
+                name: LearnedWeights(**_typed(weights, path=str, weights_bytes=int))
+                for name, weights in _table(document, "learned").items()
+            },
+        )
+    except (KeyError, AttributeError) as error:
+        raise ValueError(f"{error} is missing or no table") from None
+
+
+def render_state(state: SavedState) -> str:
+    """The file's text."""
+    document: dict[str, Any] = {"schema": SCHEMA}
+    if state.limit is not None:
+        limit = state.limit
+        document["limit"] = {"max_memory": limit.max_memory, "manifest_max_memory": limit.manifest_max_memory}
+    if state.pins:
+        document["pins"] = {
+            name: {"pinned": pin.pinned, "manifest_pinned": pin.manifest_pinned} for name, pin in state.pins.items()
+        }
+    if state.learned:
+        document["learned"] = {
+            name: {"path": known.path, "weights_bytes": known.weights_bytes} for name, known in state.learned.items()
+        }
+    return (
+        "# Written by omlxd; what you set with `omlxd limit`, `pin` and `unpin`, and measured sizes.\n"
+        + tomli_w.dumps(document)
+    )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file as a whole: after a crash it is the old or the new one, never half of either."""
+    beside = path.with_name(path.name + ".new")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)  # the rename itself
+    finally:
+        os.close(directory)
+
+
+def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"`{name}` is no table")
+    return table
+
+
+def _typed(table: Mapping[str, Any], **kinds: type) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise ValueError("a value stands where a table should be")
+    for key, kind in kinds.items():
+        if type(table[key]) is not kind:
+            raise ValueError(f"`{key}` is no {kind.__name__}")
+    return {key: table[key] for key in kinds}

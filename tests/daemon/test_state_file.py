@@ -1,0 +1,130 @@
+"""The state file: what outlives the process, and what happens when the file does not make sense."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from omlxd.core.events import Event, EventName
+from omlxd.daemon.state_file import (
+    LearnedWeights,
+    SavedLimit,
+    SavedPin,
+    SavedState,
+    StateFile,
+    parse_state,
+    render_state,
+)
+
+FULL = SavedState(
+    limit=SavedLimit(max_memory="6G", manifest_max_memory="8G"),
+    pins={"chat": SavedPin(pinned=True, manifest_pinned=False), "a.b:c": SavedPin(False, True)},
+    learned={"chat": LearnedWeights(path='/models/with "quotes"', weights_bytes=123)},
+)
+# The first file format ever written: it has to stay readable.
+OLD_FILE = """\
+schema = 1
+
+[limit]
+max_memory = "6G"
+manifest_max_memory = "8G"
+
+[pins.chat]
+pinned = true
+manifest_pinned = false
+
+[pins."a.b:c"]
+pinned = false
+manifest_pinned = true
+
+[learned.chat]
+path = '/models/with "quotes"'
+weights_bytes = 123
+"""
+
+
+def test_what_was_written_is_read_again() -> None:
+    assert parse_state(render_state(FULL)) == FULL
+    assert parse_state(render_state(SavedState())) == SavedState()
+
+
+def test_the_first_file_format_is_still_read() -> None:
+    assert parse_state(OLD_FILE) == FULL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "schema = 1\n[limit",
+        "schema = 2\n",
+        'schema = 1\nlimit = "6G"\n',
+        "schema = 1\n[limit]\nmax_memory = 6\nmanifest_max_memory = '8G'\n",
+        "schema = 1\npins = 3\n",
+        "schema = 1\npins.chat = true\n",
+        "schema = 1\n[learned.chat]\npath = '/x'\n",
+        "schema = 1\n[learned.chat]\npath = '/x'\nweights_bytes = true\n",
+    ],
+)
+def test_a_damaged_file_is_moved_aside_with_a_warning_and_the_daemon_starts_without_it(
+    tmp_path: Path, text: str
+) -> None:
+    events: list[Event] = []
+    path = tmp_path / "state.toml"
+    path.write_text(text)
+    assert StateFile(path, events.append).load() == SavedState()
+    assert not path.exists()
+    assert (tmp_path / "state.toml.damaged").read_text() == text
+    assert [event.event for event in events] == [EventName.STATE_FILE_DAMAGED]
+    assert events[0].fields["reason"]
+
+
+def test_bytes_that_are_no_text_are_damage_too(tmp_path: Path) -> None:
+    events: list[Event] = []
+    path = tmp_path / "state.toml"
+    path.write_bytes(b"\xff\xfe\x00schema")
+    assert StateFile(path, events.append).load() == SavedState()
+    assert (tmp_path / "state.toml.damaged").exists()
+
+
+def test_a_missing_file_is_the_empty_state_without_a_word(tmp_path: Path) -> None:
+    events: list[Event] = []
+    assert StateFile(tmp_path / "state.toml", events.append).load() == SavedState()
+    assert events == []
+
+
+async def test_a_change_is_on_the_disk_when_it_returns_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "state.toml"
+    await StateFile(path, lambda _: None).change(lambda _: FULL)
+    assert StateFile(path, lambda _: None).load() == FULL
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not path.with_name("state.toml.new").exists()
+
+
+async def test_changes_made_at_once_are_all_kept(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state.toml", lambda _: None)
+    names = [f"model{number}" for number in range(20)]
+    await asyncio.gather(
+        *(file.change(lambda state, name=name: state.with_pin(name, SavedPin(True, False))) for name in names)
+    )
+    assert set(StateFile(file.path, lambda _: None).load().pins) == set(names)
+
+
+async def test_a_file_that_cannot_be_written_is_an_event_and_no_error(tmp_path: Path) -> None:
+    events: list[Event] = []
+    file = StateFile(tmp_path / "gone" / "state.toml", events.append)
+    await file.change(lambda _: FULL)
+    assert file.state == FULL
+    assert [event.event for event in events] == [EventName.STATE_FILE_DAMAGED]
+
+
+def test_a_run_time_value_holds_until_the_manifests_own_value_changes() -> None:
+    assert FULL.max_memory("8G") == "6G"
+    assert FULL.max_memory("12G") is None
+    assert FULL.pinned("chat", manifest_pinned=False) is True
+    assert FULL.pinned("chat", manifest_pinned=True) is True
+    assert FULL.pinned("a.b:c", manifest_pinned=True) is False
+    assert FULL.pinned("a.b:c", manifest_pinned=False) is False
+    assert FULL.pinned("other", manifest_pinned=True) is True

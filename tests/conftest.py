@@ -1,0 +1,34 @@
+"""Fixtures that more than one room's tests use: model folders, made once per test run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omlxd.engine.demo_models import ensure_smollm2, make_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_model(kind="llama", size_bytes=1_000_000, **make_tiny's other arguments)`: a shared folder, to read."""
+    root = tmp_path_factory.mktemp("tiny-models")
+    made: dict[tuple[Any, ...], Path] = {}
+
+    def model(kind: str = "llama", size_bytes: int = 1_000_000, **options: Any) -> Path:
+        key = (kind, size_bytes, *sorted(options.items()))
+        if key not in made:
+            made[key] = make_tiny(root / f"{kind}-{len(made)}", kind=kind, size_bytes=size_bytes, **options)
+        return made[key]
+
+    return model
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real model, fetched once for all runs into `$OMLXD_TEST_CACHE` (default `~/.cache/omlxd-tests`)."""
+    cache = Path(os.environ.get("OMLXD_TEST_CACHE") or Path.home() / ".cache" / "omlxd-tests")
+    return ensure_smollm2(cache, report=lambda line: None)

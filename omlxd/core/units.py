@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Final
 
 from omlxd.core.errors import InvalidRequest
+from omlxd.core.wording import shown
 
 MAX_SIZE_BYTES: Final = 2**60
 MAX_DURATION_S: Final = 10 * 365 * 86_400.0
@@ -33,7 +34,7 @@ _DURATION = re.compile(
     "".join(_PART.format(unit=unit, words=words) for unit, (_, words) in _DURATION_UNITS.items()),
     re.IGNORECASE | re.ASCII,
 )
-_LONGEST_TEXT: Final = 64  # enough for every value in range; keeps messages short and arithmetic small
+_LONGEST_TEXT: Final = 64  # enough for every value in range; keeps the arithmetic small
 
 
 def parse_size(text_or_int: str | int, *, ram_bytes: int | None = None) -> int:
@@ -48,16 +49,16 @@ def parse_size(text_or_int: str | int, *, ram_bytes: int | None = None) -> int:
     """
     if isinstance(text_or_int, int) and not isinstance(text_or_int, bool):
         return _checked_size(Fraction(text_or_int), _shown(text_or_int))
-    shown = _shown(text_or_int)
+    written = _shown(text_or_int)
     match = _SIZE.fullmatch(text_or_int.strip()) if isinstance(text_or_int, str) else None
     if match is None or len(match["number"]) > _LONGEST_TEXT:
-        raise _not_a("size", shown, SIZE_HINT)
+        raise _not_a("size", written, SIZE_HINT)
     number, unit = Fraction(match["number"]), (match["unit"] or "b").lower()
     if unit == "%":
-        return _percentage(number, shown, ram_bytes)
+        return _percentage(number, written, ram_bytes)
     exponent = "bkmgt".index(unit[0])
     base = 1000 if unit.endswith("b") and len(unit) == 2 else 1024
-    return _checked_size(number * base**exponent, shown)
+    return _checked_size(number * base**exponent, written)
 
 
 def parse_duration(text_or_number: str | float) -> float:
@@ -66,24 +67,24 @@ def parse_duration(text_or_number: str | float) -> float:
     Raises:
         InvalidRequest: it is not a duration, or is negative or above ten years.
     """
-    shown = _shown(text_or_number)
+    written = _shown(text_or_number)
     if isinstance(text_or_number, bool) or not isinstance(text_or_number, str | int | float):
-        raise _not_a("duration", shown, DURATION_HINT)
+        raise _not_a("duration", written, DURATION_HINT)
     if not isinstance(text_or_number, str):
         if not 0 <= text_or_number <= MAX_DURATION_S:  # refuses nan too
-            raise _out_of_range("duration", shown, "between 0 and ten years", DURATION_HINT)
+            raise _out_of_range("duration", written, "between 0 and ten years", DURATION_HINT)
         return float(text_or_number)
     text = text_or_number.strip()
     if len(text) > _LONGEST_TEXT:
-        raise _not_a("duration", shown, DURATION_HINT)
+        raise _not_a("duration", written, DURATION_HINT)
     if _NUMBER.fullmatch(text):
         return parse_duration(float(text))
     match = _DURATION.fullmatch(text)
     if not text or match is None:
-        raise _not_a("duration", shown, DURATION_HINT)
+        raise _not_a("duration", written, DURATION_HINT)
     seconds = sum(Fraction(amount) * _DURATION_UNITS[unit][0] for unit, amount in match.groupdict().items() if amount)
     if seconds > MAX_DURATION_S:
-        raise _out_of_range("duration", shown, "at most ten years", DURATION_HINT)
+        raise _out_of_range("duration", written, "at most ten years", DURATION_HINT)
     return float(seconds)
 
 
@@ -114,32 +115,31 @@ def format_duration(duration_s: float) -> str:
     return f"{seconds} s"
 
 
-def _percentage(percent: Fraction, shown: str, ram_bytes: int | None) -> int:
+def _percentage(percent: Fraction, written: str, ram_bytes: int | None) -> int:
     if percent > 100:
-        raise _out_of_range("size", shown, "at most `100%` of the machine's memory", SIZE_HINT)
+        raise _out_of_range("size", written, "at most `100%` of the machine's memory", SIZE_HINT)
     if ram_bytes is None:
         raise InvalidRequest(
-            f"`{shown}` is a part of the machine's memory, which is not meant here", hint="write `8G`, `8GB` or bytes"
+            f"`{written}` is a part of the machine's memory, which is not meant here", hint="write `8G`, `8GB` or bytes"
         )
     return int(ram_bytes * percent / 100)
 
 
-def _checked_size(size: Fraction, shown: str) -> int:
+def _checked_size(size: Fraction, written: str) -> int:
     if not 0 <= size <= MAX_SIZE_BYTES:
-        raise _out_of_range("size", shown, "between 0 and 2**60 bytes", SIZE_HINT)
+        raise _out_of_range("size", written, "between 0 and 2**60 bytes", SIZE_HINT)
     return int(size)
 
 
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 2**200:  # Python refuses to print the longest ones
         return "a number of more than 60 digits"
-    text = value.strip() if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
+    return shown(value.strip() if isinstance(value, str) else repr(value))
 
 
-def _not_a(kind: str, shown: str, hint: str) -> InvalidRequest:
-    return InvalidRequest(f"`{shown}` is not a {kind}", hint=hint)
+def _not_a(kind: str, written: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"`{written}` is not a {kind}", hint=hint)
 
 
-def _out_of_range(kind: str, shown: str, bounds: str, hint: str) -> InvalidRequest:
-    return InvalidRequest(f"`{shown}` is out of range; a {kind} is {bounds}", hint=hint)
+def _out_of_range(kind: str, written: str, bounds: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"`{written}` is out of range; a {kind} is {bounds}", hint=hint)

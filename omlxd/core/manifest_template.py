@@ -1,0 +1,61 @@
+"""The commented manifest that `omlxd init` writes: every key with its default, and two models to uncomment."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def default_manifest_text() -> str:
+    """A valid manifest that changes nothing: a line that begins with `#key =` shows the default of that key."""
+    return _TEXT
+
+
+_TEXT: Final = """\
+# omlxd's manifest: the models, and how much memory they may have together.
+# A commented key shows its default. `omlxd check` checks this file, `man omlxd.toml` explains it.
+
+[daemon]
+# What the models may use together: `auto`, a size (8G = 8 * 2**30 bytes, 8GB = 8 * 10**9 bytes),
+# or a part of the machine's memory (75%). 0 = no limit.
+max_memory = "auto"
+
+# What loading and prompts may never pass. Left out: all of the memory but 4 GiB, or `max_memory` if that is more.
+#hard_limit = "12G"
+
+# How often the enforcer looks, and what it does when memory is over the limit.
+#poll_interval = "1s"
+#policy = "reference"
+#prefill_memory_guard = true
+
+# How long running requests may finish when the daemon stops; how long a load may wait for busy models.
+#drain_timeout = "30s"
+#load_timeout = "60s"
+
+# Tokens of one prefill step; requests of one model that run together; requests that may wait.
+#prefill_chunk = 256
+#max_batch = 32
+#max_waiting = 256
+
+# The log: debug, info, warning or error; the size at which its file is rotated; the old files that are kept.
+#log_level = "info"
+#log_max_size = "20M"
+#log_backups = 5
+
+[api]
+# Where OpenAI-style clients connect. "off" = the Unix socket only. Beyond this machine `api_key` is required.
+listen = "127.0.0.1:8321"
+#api_key = "a long random text"
+
+# One table for each model. Its name is what you type: `omlxd run chat "Hello"`.
+#
+# [models.chat]
+# path = "~/models/Qwen3-8B-4bit"    # a folder; or: repo = "mlx-community/Qwen3-8B-4bit" (already downloaded)
+# pin = true                         # never unloaded to make room
+# preload = true                     # loaded when the daemon starts
+# aliases = ["default"]              # other names for it
+#
+# [models.small]
+# path = "~/models/SmolLM2-135M-Instruct"
+# ttl = "10m"                        # unloaded after ten minutes without a request
+# max_context = 8192                 # tokens of prompt and answer together
+"""

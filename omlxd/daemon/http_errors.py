@@ -1,0 +1,120 @@
+"""Errors as HTTP answers: one shape for the control API, OpenAI's shape for its paths; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from omlxd.core.errors import Busy, InvalidRequest, NotPermitted, OmlxError
+from omlxd.core.wording import shown
+
+CONTROL_PREFIX = "/v1/control"
+
+
+class NoSuchPath(InvalidRequest):
+    """Nothing answers at this path of this door."""
+
+    code = "no_such_path"
+    http_status = 404
+
+
+class WrongMethod(InvalidRequest):
+    """The path is there and takes other methods."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is longer than the daemon reads."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class KeyRefused(NotPermitted):
+    """The TCP door wants the key of the manifest."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class JsonResponse(Response):
+    """JSON without spaces; text stays UTF-8."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body's bytes."""
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def error_response(error: OmlxError, path: str) -> JsonResponse:
+    """The answer to a request for `path` that ended in this error."""
+    headers: dict[str, str] = {}
+    if error.http_status == 503:
+        retry_after_s = error.retry_after_s if isinstance(error, Busy) else 5.0
+        headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+    if isinstance(error, KeyRefused):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, BodyTooLarge):
+        headers["connection"] = "close"  # the rest of the body is not read
+    if isinstance(error, WrongMethod) and error.details.get("allow"):
+        headers["allow"] = str(error.details["allow"])
+    return JsonResponse({"error": error_body(error, path)}, status_code=error.http_status, headers=headers)
+
+
+def error_body(error: OmlxError, path: str) -> dict[str, Any]:
+    """The error in the shape that clients of this path expect."""
+    if not is_openai_path(path):
+        return error.to_json()
+    kind = "invalid_request_error" if error.http_status < 500 and error.http_status != 503 else "server_error"
+    return {
+        "message": error.message,
+        "type": kind,
+        "param": error.details.get("param"),
+        "code": error.code,
+        "hint": error.hint,
+    }
+
+
+def is_openai_path(path: str) -> bool:
+    """Whether clients of this path expect OpenAI's error shape."""
+    return path.startswith("/v1/") and path != CONTROL_PREFIX and not path.startswith(CONTROL_PREFIX + "/")
+
+
+def internal_error() -> OmlxError:
+    """What a client hears of a bug of ours; the log has the frames."""
+    return OmlxError(
+        "something went wrong inside omlxd; this request failed, others go on",
+        hint="`omlxd logs` shows an `api_error` line with the place",
+    )
+
+
+async def answer_omlx_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler of our own errors."""
+    assert isinstance(error, OmlxError)
+    return error_response(error, request.url.path)
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's handler of its own errors: no route, wrong method."""
+    assert isinstance(error, HTTPException)
+    path = shown(request.url.path)
+    if error.status_code == 404:
+        return error_response(NoSuchPath(f"nothing answers at `{path}`"), request.url.path)
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        problem = WrongMethod(f"`{path}` does not take {request.method}", details={"allow": allow})
+        return error_response(problem, request.url.path)
+    return error_response(InvalidRequest(f"the request was refused ({error.detail})"), request.url.path)
+
+
+async def answer_unexpected(request: Request, _error: Exception) -> Response:
+    """Starlette's handler of everything else; the front door writes the log line."""
+    return error_response(internal_error(), request.url.path)

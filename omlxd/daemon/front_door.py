@@ -1,0 +1,162 @@
+"""What every HTTP request passes first: which door it came through, who may enter, how much it may carry.
+
+The Unix socket is guarded by its mode and the peer's uid and shows everything. On TCP the control routes do not
+exist, a web page of a foreign name cannot reach us under it (DNS rebinding: `Host`) or post to us (`Origin`), and the
+manifest's key is asked for.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omlxd.core.errors import NotPermitted, OmlxError
+from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.core.manifest import ListenAddress
+from omlxd.core.wording import shown
+from omlxd.daemon.http_errors import BodyTooLarge, KeyRefused, error_response
+from omlxd.daemon.log import trace_of
+
+MAX_BODY_BYTES = 8 * 2**20
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_OPEN_TO_ALL = frozenset({"/health"})
+
+
+@dataclass(frozen=True, slots=True)
+class TcpRules:
+    """Who may use the TCP door.
+
+    Attributes:
+        listen: the address in the manifest.
+        api_key: the bearer key, or None when none is asked for.
+    """
+
+    listen: ListenAddress
+    api_key: str | None = field(default=None, repr=False)
+
+    def is_our_name(self, host: str) -> bool:
+        """Whether a `Host` or `Origin` of this name is meant for us and not a rebound foreign name."""
+        if host in _LOOPBACK or host == self.listen.host:
+            return True
+        # Listening on all addresses: any address is ours, and an address cannot be rebound; of the names only our own.
+        return self.listen.host in ("0.0.0.0", "::") and (_is_address(host) or host == socket.gethostname().lower())
+
+
+class FrontDoor:
+    """The ASGI application of the server: checks, then the Unix or the TCP application.
+
+    Args:
+        unix: answers on the Unix socket.
+        tcp: answers on TCP.
+        rules: who may use TCP; None when there is no TCP socket.
+        emit: where an unexpected exception is reported.
+        max_body_bytes: longer bodies get 413.
+    """
+
+    def __init__(
+        self, unix: ASGIApp, tcp: ASGIApp, rules: TcpRules | None, emit: Emit, *, max_body_bytes: int = MAX_BODY_BYTES
+    ) -> None:
+        self._unix = unix
+        self._tcp = tcp
+        self._rules = rules
+        self._emit = emit
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        over_tcp = scope["server"] is not None and scope["server"][1] is not None
+        body = _BoundedBody(receive, self._max_body_bytes)
+        try:
+            if over_tcp:
+                self._check_tcp(scope)
+            body.check_announced(_header(scope, b"content-length"))
+            await (self._tcp if over_tcp else self._unix)(scope, body.receive, send)
+        except OmlxError as refused:  # only from the checks: the applications answer their own errors
+            await error_response(refused, scope["path"])(scope, receive, send)
+        except Exception as error:
+            # The client has its 500, or a broken stream; the frames go to the log without the message, which may quote.
+            fields = {"method": scope["method"], "path": shown(scope["path"]), "traceback": trace_of(error)}
+            self._emit(Event(EventName.API_ERROR, level=EventLevel.ERROR, fields=fields))
+
+    def _check_tcp(self, scope: Scope) -> None:
+        rules = self._rules
+        if rules is None:
+            raise NotPermitted("this daemon does not listen on TCP")
+        host = _host_of(_header(scope, b"host") or "")
+        if not rules.is_our_name(host):
+            raise NotPermitted(
+                f"the `Host` `{shown(host)}` is not this server's name",
+                hint=f"use `{rules.listen.host}` or `localhost` in the address",
+            )
+        origin = _header(scope, b"origin")
+        if origin is not None and not rules.is_our_name(_origin_host(origin)):
+            raise NotPermitted(f"web pages of `{shown(origin)}` may not use this server")
+        if rules.api_key is not None and scope["path"] not in _OPEN_TO_ALL:
+            _check_key(rules.api_key, _header(scope, b"authorization") or "")
+
+
+class _BoundedBody:
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._seen_bytes = 0
+
+    def check_announced(self, content_length: str | None) -> None:
+        if content_length is not None and content_length.isascii() and content_length.isdigit():
+            self._check(int(content_length))
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._seen_bytes += len(message.get("body", b""))
+            self._check(self._seen_bytes)
+        return message
+
+    def _check(self, size_bytes: int) -> None:
+        if size_bytes > self._max_bytes:
+            raise BodyTooLarge(f"the body is longer than {self._max_bytes} bytes")
+
+
+def _check_key(expected: str, authorization: str) -> None:
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), expected.encode()):
+        raise KeyRefused(
+            "the API key is missing or wrong",
+            hint="send `Authorization: Bearer KEY` with `api.api_key` of the manifest",
+        )
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+def _host_of(authority: str) -> str:
+    try:
+        return (urlsplit(f"//{authority.strip()}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _origin_host(origin: str) -> str:
+    try:
+        return (urlsplit(origin.strip()).hostname or "").lower()  # `null` has none
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,187 @@
+"""Request bodies: read, parsed and checked with all problems told at once, none of them quoting what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from omlxd.core.errors import InvalidRequest
+from omlxd.core.wording import nearest, shown
+
+_LONG_BODY_BYTES = 64 * 1024  # above it parsing would hold up the loop for milliseconds
+_MOST_PROBLEMS = 20
+
+
+class Body(BaseModel):
+    """Base of all bodies: exact types, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class LoadBody(Body):
+    """POST models/{name}/load."""
+
+    wait: bool = True
+    pin: bool = False
+
+
+class UnloadBody(Body):
+    """POST models/{name}/unload."""
+
+    now: bool = False
+    drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] | None = None
+
+
+class PinBody(Body):
+    """POST models/{name}/pin."""
+
+    force: bool = False
+
+
+class LimitsBody(Body):
+    """PATCH limits."""
+
+    max_memory: str | int
+    force: bool = False
+
+
+class StopBody(Body):
+    """POST stop."""
+
+    now: bool = False
+
+
+class NoBody(Body):
+    """A route that takes no fields."""
+
+
+class TextPart(Body):
+    """One part of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One message of the conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates take it."""
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+
+
+StopText = Annotated[str, Field(min_length=1)]
+
+
+class ChatBody(Body):
+    """POST /v1/chat/completions: the fields that are understood, and no others."""
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    stream: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop sequences as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+async def read_body(request: Request, kind: type[AnyBody]) -> AnyBody:
+    """The request's body as this kind; no body at all counts as `{}`.
+
+    Raises:
+        InvalidRequest: it is not JSON or has problems; all are in the message, the first field in `details["param"]`.
+    """
+    try:
+        content = await request.body()
+    except ClientDisconnect:
+        raise InvalidRequest("the client went away before it had sent the body") from None
+    if len(content) > _LONG_BODY_BYTES:
+        return await asyncio.to_thread(parse_body, content, kind)
+    return parse_body(content, kind)
+
+
+def parse_body(content: bytes, kind: type[AnyBody]) -> AnyBody:
+    """The body in these bytes; raises InvalidRequest."""
+    try:
+        return kind.model_validate_json(content or b"{}")
+    except ValidationError as invalid:
+        problems = invalid.errors(include_url=False, include_context=True, include_input=False)
+    if problems[0]["type"] == "json_invalid":
+        reason = str(problems[0].get("ctx", {}).get("error", "it cannot be parsed"))
+        raise InvalidRequest(f"the body is not JSON: {reason}", hint="send a JSON object")
+    raise _invalid(problems, kind)
+
+
+def _invalid(problems: Sequence[Any], kind: type[Body]) -> InvalidRequest:
+    told: dict[str, str] = {}  # of a union only the first branch's complaint: one sentence a field
+    for problem in problems:
+        told.setdefault(*_told(problem))
+    shown_problems = [f"{field}: {what}" if field else what for field, what in told.items()]
+    message = "; ".join(shown_problems[:_MOST_PROBLEMS])
+    if len(shown_problems) > _MOST_PROBLEMS:
+        message += f"; and {len(shown_problems) - _MOST_PROBLEMS} more problems"
+    first = next(iter(told)).strip("`") or None
+    return InvalidRequest(message, hint=_hint(problems, kind), details={"param": first, "problems": shown_problems})
+
+
+def _told(problem: Any) -> tuple[str, str]:
+    location = [part for part in problem["loc"] if not _is_branch(part)]
+    if location and location[0] in _UNION_WORDS:
+        return f"`{location[0]}`", _UNION_WORDS[location[0]]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    named = f"`{shown(field)}`" if field else ""
+    if problem["type"] == "extra_forbidden":
+        return named, "is not a field that omlxd understands"
+    if problem["type"] == "missing":
+        return named, "is missing"
+    if not field:
+        return "", "the body must be a JSON object"
+    if location[-1] == "content":
+        return named, "must be a string, or a list of parts of the type `text`"
+    return named, _lowered(str(problem["msg"]))
+
+
+_UNION_WORDS = {
+    "stop": "must be a string that is not empty, or a list of up to 16 of them",
+    "max_memory": "must be a size such as `8G`, a percentage, `auto`, or a number of bytes",
+}
+
+
+def _is_branch(part: object) -> bool:
+    # pydantic names the tried branch of a union in the location: `str`, `list[...]`, `constrained-str`, ...
+    return isinstance(part, str) and (part in ("str", "int", "constrained-str") or part.startswith("list["))
+
+
+def _lowered(message: str) -> str:
+    message = message.removeprefix("Input ").removeprefix("Value ")
+    return message[:1].lower() + message[1:]
+
+
+def _hint(problems: Sequence[Any], kind: type[Body]) -> str | None:
+    unknown = [str(each["loc"][0]) for each in problems if each["type"] == "extra_forbidden" and len(each["loc"]) == 1]
+    if not unknown:
+        return None
+    for name in unknown:
+        if near := nearest(name, kind.model_fields):
+            return f"did you mean `{near}`?"
+    return (
+        "the fields are " + ", ".join(f"`{name}`" for name in kind.model_fields) if kind.model_fields else "send `{}`"
+    )

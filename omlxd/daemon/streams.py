@@ -1,0 +1,71 @@
+"""Answers that notice when their client goes away: streams, and the wait for a whole answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+NDJSON = "application/x-ndjson"
+SERVER_SENT_EVENTS = "text/event-stream"
+
+
+class Stream(Response):
+    """A body made while it is sent; a slow reader slows only its own stream, a gone one closes its source at once.
+
+    Args:
+        source: the pieces of the body; closed in every case.
+        media_type: `application/x-ndjson` or `text/event-stream`.
+    """
+
+    def __init__(self, source: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(media_type=media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]  # Response counted the empty body
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces until the source ends or the client is gone."""
+        sending = asyncio.create_task(self._send_all(send))
+        gone = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            failed = await _ended(sending, gone)
+            await self._source.aclose()
+        if failed is not None:
+            raise failed
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for piece in self._source:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, which is cancelled when the client goes away; None then. The body must have been read."""
+    working = asyncio.create_task(work)
+    gone = asyncio.create_task(_until_disconnect(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        await _ended(working, gone)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(work: asyncio.Task[Any], watch: asyncio.Task[None]) -> Exception | None:
+    # Cancelled and awaited, so that nothing of this request runs on; the work's own failure is returned.
+    work.cancel()
+    watch.cancel()
+    results = await asyncio.gather(work, watch, return_exceptions=True)
+    return results[0] if isinstance(results[0], Exception) else None

@@ -1,0 +1,150 @@
+"""`omlxd demo`: a real model answers, two more crowd in, and the limit holds; told from the daemon's own answers."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import typer
+
+from omlxd.cli import output
+from omlxd.cli.client import Client
+from omlxd.cli.demo_story import Sizes, tell
+from omlxd.cli.invocation import home_of
+from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
+from omlxd.core.errors import OmlxError, StartFailed
+from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
+
+TINY_BYTES: Final = 60_000_000
+
+
+def demo(context: typer.Context) -> None:
+    """Show the main job: a limit, three models, an eviction. Needs the network once, for a model of 93 to 270 MB."""
+    home = home_of(context)
+    with _ended_by_signals(), _own_home(home) as demo_home:
+        output.data("omlxd demo: three models, and memory for two of them.")
+        models = _models(home, demo_home)
+        sizes = Sizes(chat_bytes=_weights_bytes(models.chat), tiny_bytes=_weights_bytes(models.tiny_a))
+        demo_home.manifest.write_text(_manifest_text(models, sizes), encoding="utf-8")
+        with _daemon(demo_home) as (ready, client):
+            tell(client, ready, sizes)
+    output.data("The demo's daemon is stopped. The same with your own models:")
+    output.data("")
+    output.data("    omlxd init      # writes a manifest; put your models into it")
+    output.data("    omlxd start     # detaches, returns when ready")
+    output.data("    omlxd status    # models, memory, limits, decisions")
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    chat: Path
+    tiny_a: Path
+    tiny_b: Path
+
+
+def _models(home: Home, demo_home: Home) -> _Models:
+    """The real model is kept for the next time, offline; the tiny ones are made anew in the demo's own home."""
+    output.data("\nThe models")
+    from omlxd.engine.demo_models import ensure_smollm2, make_tiny  # MLX: only here, for making model folders
+
+    chat = ensure_smollm2(home.root, report=_say)
+    _say(f"chat    SmolLM2-135M-Instruct, {chat}")
+    tiny_a = make_tiny(demo_home.root / "tiny-a", size_bytes=TINY_BYTES, seed=1)
+    tiny_b = make_tiny(demo_home.root / "tiny-b", size_bytes=TINY_BYTES, seed=2)
+    _say("tiny-a  and tiny-b: random weights, made just now to take up memory")
+    return _Models(chat, tiny_a, tiny_b)
+
+
+def _say(text: str) -> None:
+    output.data(f"  {text}")
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+
+
+def _manifest_text(models: _Models, sizes: Sizes) -> str:
+    lines = [
+        "[daemon]",
+        f"max_memory = {sizes.limit_bytes}",
+        f"hard_limit = {sizes.hard_bytes}",
+        'drain_timeout = "5s"',
+        "[api]",
+        'listen = "off"',
+    ]
+    for name, folder in (("chat", models.chat), ("tiny-a", models.tiny_a), ("tiny-b", models.tiny_b)):
+        lines += [f"[models.{name}]", f"path = {_toml_text(str(folder))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_text(text: str) -> str:
+    """A basic string; a path may hold quotes, backslashes and control characters."""
+    escaped = "".join(f"\\u{ord(char):04x}" if char in '"\\' or not char.isprintable() else char for char in text)
+    return f'"{escaped}"'
+
+
+@contextmanager
+def _own_home(home: Home) -> Iterator[Home]:
+    """A directory below the home, or below the system's when its socket path would be too long; gone at the end."""
+    home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    parent = home.root / "demo"
+    fits = len(str(parent / "12345678" / "omlxd.sock").encode()) <= MAX_SOCKET_PATH_BYTES
+    if fits:
+        parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="" if fits else "omlxd-demo-", dir=parent if fits else None))
+        try:
+            yield Home(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if fits:
+            try:
+                parent.rmdir()
+            except OSError:
+                pass  # another demo is running
+
+
+@contextmanager
+def _daemon(demo_home: Home) -> Iterator[tuple[dict[str, Any], Client]]:
+    """A real daemon in a process of its own that ends with the demo, however the demo ends."""
+    ready = start_detached(demo_home, StartOptions())
+    client = Client(demo_home.socket)
+    try:
+        yield ready, client
+    finally:
+        _end_daemon(demo_home, client, int(ready["pid"]))
+
+
+def _end_daemon(demo_home: Home, client: Client, pid: int) -> None:
+    import os
+
+    try:
+        client.call("POST", "/v1/control/stop", {"now": True})
+    except OmlxError:
+        pass  # then by signal
+    if not wait_until_gone(demo_home, timeout_s=10.0):
+        os.kill(pid, signal.SIGKILL)
+        if not wait_until_gone(demo_home, timeout_s=5.0):
+            raise StartFailed(f"the demo's daemon (pid {pid}) does not end", hint=f"`kill -9 {pid}`")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: with its clean-up."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,30 @@
+"""What every command of one call shares: the home directory, and a client for its socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from omlxd.cli.client import Client
+from omlxd.daemon.home import Home, find_home
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The global options; `home_directory` is None for `$OMLXD_HOME` or `~/.omlxd`."""
+
+    home_directory: Path | None = None
+    debug: bool = False
+
+
+def home_of(context: typer.Context) -> Home:
+    """The home that the user meant, whether it exists or not."""
+    invocation = context.find_object(Invocation) or Invocation()
+    return find_home(invocation.home_directory)
+
+
+def client_of(context: typer.Context) -> Client:
+    """A client for the daemon of that home."""
+    return Client(home_of(context).socket)

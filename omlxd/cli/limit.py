@@ -1,0 +1,63 @@
+"""`omlxd limit`: shows the memory limits, or sets the soft one; the answer comes after the enforcer has acted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from omlxd.cli import output
+from omlxd.cli.invocation import client_of
+from omlxd.cli.options import Force, Json
+from omlxd.core.manifest import AUTO
+from omlxd.core.units import format_bytes, parse_size
+
+
+def limit(
+    context: typer.Context,
+    size: Annotated[
+        str | None,
+        typer.Argument(metavar="[SIZE]", help="8G, 8GB, 75%, bytes, `auto`, or 0 for none. Left out: show it."),
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Show the memory limits, or set how much the models may use."""
+    client = client_of(context)
+    if size is None:
+        status = client.get("/v1/control/status")
+        if json:
+            output.data_json({"schema": status["schema"], "memory": status["memory"], "enforcer": status["enforcer"]})
+        else:
+            output.data(limits_line(status["memory"]))
+        return
+    check_size(size)
+    body = {"max_memory": size, "force": force}
+    answer = client.call("PATCH", "/v1/control/limits", body, timeout_s=None)
+    for warning in answer.get("warnings", ()):
+        output.warn(warning)
+    if json:
+        output.data_json(answer)
+        return
+    for name in answer.get("evicted", ()):
+        output.note(f"unloaded `{name}`")
+    output.data(limits_line(answer["memory"]))
+    if answer.get("level", "ok") != "ok":
+        output.warn("memory is still over the limit; `omlxd status` says why")
+
+
+def check_size(size: str) -> None:
+    """Raises InvalidRequest when this is no memory limit; a percentage is for the daemon to work out."""
+    if size.strip().lower() != AUTO:
+        parse_size(size, ram_bytes=1)
+
+
+def limits_line(memory: dict[str, Any]) -> str:
+    """`limit 8.00 GiB (max_memory), hard limit 28.0 GiB, 3.10 GiB used`."""
+    used = f"{format_bytes(memory['used'])} used"
+    if not memory["soft_limit"]:
+        return f"no limit, {used}"
+    return (
+        f"limit {format_bytes(memory['soft_limit'])} ({memory['binding']}),"
+        f" hard limit {format_bytes(memory['hard_limit'])}, {used}"
+    )

@@ -1,0 +1,117 @@
+"""`omlxd models load unload pin unpin`: the models of the manifest, and which of them are in memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from omlxd.cli import output
+from omlxd.cli.client import Client, model_path
+from omlxd.cli.invocation import client_of
+from omlxd.cli.options import Force, Json, Model
+from omlxd.core.errors import Unreachable, from_json
+from omlxd.core.units import format_bytes, format_duration
+
+
+def models(context: typer.Context, json: Json = False) -> None:
+    """List the models of the manifest."""
+    answer = client_of(context).get("/v1/control/models")
+    if json:
+        output.data_json(answer)
+    elif answer["models"]:
+        from omlxd.cli.render import draw, manifest_table  # Rich, only where a table is drawn
+
+        draw(manifest_table(answer["models"]))
+    else:
+        output.note("the manifest has no models; add a `[models.NAME]` table, then `omlxd restart`")
+
+
+def load(
+    context: typer.Context,
+    model: Model,
+    pin: Annotated[bool, typer.Option("--pin", help="Pin it as well.")] = False,
+    json: Json = False,
+) -> None:
+    """Load a model and wait until it is ready."""
+    try:
+        result = load_with_progress(client_of(context), model, pin=pin)
+    except KeyboardInterrupt:
+        output.note(f"the load goes on; `omlxd unload {model}` cancels it")
+        raise
+    if json:
+        output.data_json(result)
+        return
+    view = result["model"]
+    for name in result.get("evicted", ()):
+        output.note(f"unloaded `{name}` to make room")
+    if result.get("load_s") is None:
+        output.data(f"`{view['name']}` is loaded already ({_weights(view)}{_flags(view)})")
+    else:
+        output.data(f"loaded `{view['name']}` in {format_duration(result['load_s'])} ({_weights(view)}{_flags(view)})")
+
+
+def load_with_progress(client: Client, model: str, *, pin: bool = False) -> dict[str, Any]:
+    """Load a model, with a line of progress on a terminal; the daemon's result, or its error raised."""
+    lines = client.ndjson("POST", model_path(model, "load"), {"wait": True, "pin": pin})
+    with output.Progress() as progress:
+        for line in lines:
+            if "progress" in line:
+                progress.show(_progress_text(line["progress"]))
+            elif "error" in line:
+                raise from_json(line["error"])
+            elif "result" in line:
+                return dict(line["result"])
+    raise Unreachable("the daemon ended before the load did", hint="`omlxd logs -n 20` shows what happened")
+
+
+def unload(
+    context: typer.Context,
+    model: Model,
+    now: Annotated[bool, typer.Option("--now", help="End its running requests instead of waiting for them.")] = False,
+    json: Json = False,
+) -> None:
+    """Unload a model; a load in progress is cancelled."""
+    body = {"now": now, "drain_timeout_s": None}
+    answer = client_of(context).call("POST", model_path(model, "unload"), body, timeout_s=None)
+    if json:
+        output.data_json(answer)
+        return
+    name = answer["model"]["name"]
+    if answer["was"] == "unloaded":
+        output.data(f"`{name}` was not loaded")
+    elif answer["was"] == "loading":
+        output.data(f"cancelled the load of `{name}` ({format_bytes(answer['freed_bytes'])} freed)")
+    else:
+        output.data(f"unloaded `{name}` ({format_bytes(answer['freed_bytes'])} freed)")
+
+
+def pin(context: typer.Context, model: Model, force: Force = False) -> None:
+    """Keep a model loaded whatever happens; does not load it."""
+    answer = client_of(context).call("POST", model_path(model, "pin"), {"force": force}, timeout_s=None)
+    view = answer["model"]
+    output.data(f"pinned `{view['name']}`")
+    if view["state"] == "unloaded":
+        output.note(f"it is not loaded; `omlxd load {view['name']}` loads it")
+
+
+def unpin(context: typer.Context, model: Model) -> None:
+    """Let the enforcer unload a model again."""
+    answer = client_of(context).call("POST", model_path(model, "unpin"), {}, timeout_s=None)
+    output.data(f"unpinned `{answer['model']['name']}`")
+
+
+def _progress_text(progress: dict[str, Any]) -> str:
+    text = f"{progress.get('state', 'loading')} {progress['model']}{output.percent(progress)}"
+    if progress.get("total_bytes"):
+        text += f" of {format_bytes(progress['total_bytes'])}"
+    return f"{text}: {progress['note']}" if progress.get("note") else text
+
+
+def _weights(view: dict[str, Any]) -> str:
+    weights_bytes = view.get("weights_bytes")
+    return format_bytes(weights_bytes) if weights_bytes is not None else "size unknown"
+
+
+def _flags(view: dict[str, Any]) -> str:
+    return ", pinned" if view.get("pinned") else ""

@@ -1,0 +1,118 @@
+"""What goes where: data on stdout, everything else on stderr; errors with their hint, and one line of progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self, TextIO
+
+from omlxd.core.errors import ManifestInvalid, OmlxError
+
+_ASCII: Final = str.maketrans(
+    {"→": "->", "…": "...", "·": "-", "≤": "<=", "≥": ">=", "×": "x", "–": "-", "—": "-", "█": "#", "░": ".", "│": "|"}
+)
+
+
+def data(text: str = "") -> None:
+    """One line of what was asked for, to stdout."""
+    sys.stdout.write(ornamented(text, sys.stdout) + "\n")
+
+
+def data_json(body: Any) -> None:
+    """The answer as JSON, to stdout: indented on a terminal, one line on a pipe."""
+    indent = 2 if sys.stdout.isatty() else None
+    sys.stdout.write(json.dumps(body, indent=indent, ensure_ascii=not is_utf8(sys.stdout)) + "\n")
+
+
+def note(text: str) -> None:
+    """One line about what is going on, to stderr."""
+    sys.stderr.write(ornamented(text, sys.stderr) + "\n")
+
+
+def warn(text: str) -> None:
+    """`warning: ...`, to stderr."""
+    note(f"{painted('warning:', '33', sys.stderr)} {text}")
+
+
+def report(error: OmlxError) -> None:
+    """`error: ...` and `hint: ...`, to stderr; a bad manifest has all its problems between the two."""
+    note(f"{painted('error:', '1;31', sys.stderr)} {error.message}")
+    if isinstance(error, ManifestInvalid):
+        for problem in error.problems:
+            note(f"  {problem}")
+    if error.hint:
+        note(f"{painted('hint:', '36', sys.stderr)} {error.hint}")
+
+
+def ornamented(text: str, stream: TextIO) -> str:
+    """The text with arrows and dots, or with plain ASCII ones where the stream or the locale has no others."""
+    return text if is_utf8(stream) else text.translate(_ASCII)
+
+
+def painted(text: str, sgr: str, stream: TextIO) -> str:
+    """The text in a colour (an SGR code) where the stream is a terminal that wants colours."""
+    return f"\x1b[{sgr}m{text}\x1b[0m" if is_colourful(stream) else text
+
+
+def is_colourful(stream: TextIO) -> bool:
+    """Whether this is a terminal with colours, and the user has nothing against them (NO_COLOR)."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether lines may be redrawn here."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_utf8(stream: TextIO) -> bool:
+    """Whether arrows, dots and bars can be shown; an explicit C locale says no, although Python writes UTF-8 then."""
+    if os.environ.get("LC_ALL", os.environ.get("LANG", "")) in ("C", "POSIX"):
+        return False
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
+
+
+def never_fail_to_encode() -> None:
+    """Let a character that a stream cannot show become `?` (or an escape) and not an exception."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+
+
+class Progress:
+    """One line on stderr that is redrawn, only where stderr is a terminal; `with` clears it at the end."""
+
+    def __init__(self) -> None:
+        self._live = is_terminal(sys.stderr)
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if self._live and text != self._shown:
+            sys.stderr.write(f"\r\x1b[2K{ornamented(text, sys.stderr)}")
+            sys.stderr.flush()
+            self._shown = text
+
+    def clear(self) -> None:
+        """Take the line away, before anything else is written."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+            self._shown = ""
+
+
+def percent(done: Mapping[str, Any]) -> str:
+    """` 42 %` of a progress record with `done_bytes` and `total_bytes`, or nothing when the total is unknown."""
+    total = done.get("total_bytes") or 0
+    return f" {100 * (done.get('done_bytes') or 0) // total} %" if total else ""

@@ -1,0 +1,188 @@
+"""Starting a daemon process that outlives the command, and waiting until one is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import omlxd
+from omlxd.core.errors import ManifestInvalid, StartFailed, from_json
+from omlxd.daemon.home import Home
+
+READY_TIMEOUT_S: Final = 120.0
+POLL_S: Final = 0.05
+_TAIL_BYTES: Final = 4000
+_LARGEST_ERR_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """What `start` passes on; sizes as the user wrote them, None for what the manifest says."""
+
+    manifest: Path | None = None
+    max_memory: str | None = None
+    hard_limit: str | None = None
+    policy: str | None = None
+
+    def arguments(self, home: Home) -> list[str]:
+        """The daemon's command line."""
+        found = [sys.executable, "-m", "omlxd.daemon", "--home", str(home.root), "--manifest", str(self.path(home))]
+        for option, value in (
+            ("--max-memory", self.max_memory),
+            ("--hard-limit", self.hard_limit),
+            ("--policy", self.policy),
+        ):
+            if value is not None:
+                found += [option, value]
+        return found
+
+    def path(self, home: Home) -> Path:
+        """The manifest, absolute: the daemon works elsewhere."""
+        return self.manifest.expanduser().absolute() if self.manifest is not None else home.manifest
+
+
+def start_detached(home: Home, options: StartOptions) -> dict[str, Any]:
+    """Start a daemon in a session of its own and wait for its ready line, which is returned.
+
+    Raises:
+        ManifestInvalid: there is no manifest, or the daemon refuses it.
+        StartFailed: it died, or was not ready within `READY_TIMEOUT_S`.
+        OmlxError: whatever else the daemon says.
+    """
+    from omlxd.daemon.sockets import prepare_home
+
+    require_manifest(options.path(home))
+    prepare_home(home)
+    with _err_file(home.daemon_err) as err:
+        err_start = err.tell()
+        reader, writer = os.pipe()
+        try:
+            process = subprocess.Popen(
+                [*options.arguments(home), "--ready-fd", str(writer)],
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                cwd=home.root,
+                env=environment(),
+                pass_fds=[writer],
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)  # or the end of the daemon would never be the end of the pipe
+    try:
+        line = _first_line(reader)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        os.close(reader)
+    ready = _parsed(line)
+    if ready is None:
+        raise _died(process.wait(), home.daemon_err, err_start)
+    if "error" in ready:
+        process.wait()
+        raise from_json(ready["error"])
+    process.returncode = 0  # it is meant to outlive us: no "still running" warning when this object goes
+    return ready
+
+
+def exec_foreground(home: Home, options: StartOptions) -> None:
+    """Become the daemon: for launchd, systemd and debugging."""
+    require_manifest(options.path(home))
+    sys.stdout.flush()
+    os.execve(sys.executable, [*options.arguments(home), "--foreground"], environment())
+
+
+def require_manifest(path: Path) -> None:
+    """Raises ManifestInvalid when there is no file, before a process is started for it."""
+    if not path.exists():
+        raise ManifestInvalid(f"the manifest `{path}` does not exist", hint="`omlxd init` writes one")
+
+
+def wait_until_gone(home: Home, *, timeout_s: float | None) -> bool:
+    """Wait until nobody holds the home's lock, which the kernel drops with the process; False when it took longer."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while is_held(home.lock):
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a daemon lives: it holds this lock from before its socket exists until it is gone."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def environment() -> dict[str, str]:
+    """Our environment; a checkout that is not installed is named, since the daemon works in another directory."""
+    found = dict(os.environ)
+    root = Path(omlxd.__file__).resolve().parent.parent
+    if root.name not in ("site-packages", "dist-packages"):
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), found.get("PYTHONPATH")]))
+    return found
+
+
+def _err_file(path: Path) -> Any:
+    """Opened for appending: a start that fails must not wipe what a running daemon wrote."""
+    if path.exists() and path.stat().st_size > _LARGEST_ERR_BYTES:
+        path.replace(path.with_name(path.name + ".1"))
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def _first_line(reader: int) -> bytes:
+    """What the daemon wrote until its newline, or until the pipe ended."""
+    found, deadline = b"", time.monotonic() + READY_TIMEOUT_S
+    while not found.endswith(b"\n"):
+        readable, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            raise StartFailed(
+                f"the daemon was not ready within {READY_TIMEOUT_S:g} s", hint="`omlxd start --foreground` shows more"
+            )
+        piece = os.read(reader, 65_536)
+        if not piece:
+            break
+        found += piece
+    return found
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _died(status: int, err: Path, err_start: int) -> StartFailed:
+    how = f"by signal {-status}" if status < 0 else f"with status {status}"
+    tail = _tail(err, err_start)
+    quoted = "".join(f"\n  | {line}" for line in tail[-12:])
+    return StartFailed(
+        f"the daemon ended {how} before it was ready{':' if quoted else ''}{quoted}",
+        hint=f"`omlxd start --foreground` shows more; its output is in `{err}`",
+        details={"status": status},
+    )
+
+
+def _tail(path: Path, start: int) -> Sequence[str]:
+    with path.open("rb") as file:
+        file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
+        return file.read().decode("utf-8", "replace").splitlines()

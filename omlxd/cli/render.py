@@ -1,0 +1,249 @@
+"""Tables of models and requests, and the status page, drawn with Rich; names are text, never markup."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from omlxd.cli import output
+from omlxd.cli.sentences import decision_sentence
+from omlxd.core.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from omlxd.daemon.manifest_file import ModelReport
+
+WIDTH_ON_A_PIPE: Final = 200  # nothing is cut off for whoever reads it
+NOTHING: Final = "-"
+_STATE_STYLES: Final = {
+    "loaded": "green",
+    "loading": "yellow",
+    "unloading": "yellow",
+    "failed": "red",
+    "ready": "green",
+}
+_LEVEL_STYLES: Final = {"ok": "green", "over": "yellow", "exhausted": "red"}
+
+
+def console() -> Console:
+    """Stdout with the width the user has: COLUMNS, the terminal's, or a wide one on a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    dumb_or_pipe = not output.is_terminal(sys.stdout)
+    width = int(columns) if columns.isdigit() and int(columns) > 0 else WIDTH_ON_A_PIPE if dumb_or_pipe else None
+    return Console(
+        width=width,
+        height=25 if width is not None else None,  # Rich takes 80 columns on a dumb terminal unless both are given
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system="auto" if output.is_colourful(sys.stdout) else None,
+        no_color=not output.is_colourful(sys.stdout),
+    )
+
+
+def draw(*parts: RenderableType) -> None:
+    """Write to stdout."""
+    target = console()
+    for part in parts:
+        target.print(part)
+
+
+def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
+    """Header, memory bar, models, requests in flight and the last decisions, for this width in columns."""
+    parts: list[RenderableType] = [_header(status), _memory(status, width)]
+    if status["enforcer"]["level"] != "ok" and status["enforcer"].get("reason"):
+        parts.append(Text(f"        {status['enforcer']['reason']}", style=_LEVEL_STYLES[status["enforcer"]["level"]]))
+    parts.append(Text())
+    if status["models"]:
+        parts.append(models_table(status["models"]))
+        parts += [
+            Text(f"{model['name']}: {model['error']}", style="red") for model in status["models"] if model["error"]
+        ]
+    else:
+        parts.append(Text(f"no models in {status['manifest']}"))
+    if status["requests"]:
+        parts += [Text(), requests_table(status["requests"])]
+    decisions = [_decision(record) for record in status["recent_decisions"][-5:]]
+    if decisions:
+        parts += [Text(), Text("last decisions", style="bold"), *decisions]
+    return Group(*parts)
+
+
+def models_table(models: Iterable[Mapping[str, Any]]) -> Table:
+    """The models as `status` shows them."""
+    table = _table("MODEL", "STATE", ">MEMORY", ">KV", ">REQ", ">TOK/S", ">LAST", ">UNTIL", "FLAGS")
+    for model in models:
+        table.add_row(
+            Text(model["name"]),
+            _state(model),
+            _size(model["weights_bytes"] if model["state"] != "unloaded" else None),
+            _size(model["kv_bytes"] or None),
+            _load(model),
+            f"{model['tokens_per_s']:.1f}" if model["tokens_per_s"] is not None else NOTHING,
+            _short(model["last_used_s"]),
+            _short(model["ttl_left_s"]),
+            _flags(model),
+        )
+    return table
+
+
+def manifest_table(models: Iterable[Mapping[str, Any]]) -> Table:
+    """The models as `models` shows them: what they are, not what they do."""
+    table = _table("MODEL", "STATE", ">WEIGHTS", ">CONTEXT", "FLAGS", "ALIASES", "PATH")
+    for model in models:
+        context = model["context_length"]
+        table.add_row(
+            Text(model["name"]),
+            _state(model),
+            _size(model["weights_bytes"]),
+            str(context) if context else NOTHING,
+            _flags(model),
+            Text(", ".join(model["aliases"]) or NOTHING),
+            Text(model["path"]),
+        )
+    return table
+
+
+def check_table(reports: Iterable[tuple[ModelReport, bool]]) -> Table:
+    """What `check` found out about each model's files; the flag is its `pin`."""
+    table = _table("MODEL", "VERDICT", ">WEIGHTS", "TYPE", ">CONTEXT", "FLAGS", "PATH")
+    for report, pinned in reports:
+        table.add_row(
+            Text(report.name),
+            Text("problem", style="red") if report.problems else Text("ok", style="green"),
+            _size(report.weights_bytes),
+            Text(report.model_type or NOTHING),
+            str(report.context_length) if report.context_length else NOTHING,
+            "pinned" if pinned else NOTHING,
+            Text(report.path or NOTHING),
+        )
+    return table
+
+
+def requests_table(requests: Iterable[Mapping[str, Any]]) -> Table:
+    """The requests in flight."""
+    table = _table("REQUEST", "MODEL", "STATE", ">PROMPT", ">GENERATED", ">AGE")
+    for request in requests:
+        prompt, prefilled = request["prompt_tokens"], request["prefilled_tokens"]
+        table.add_row(
+            Text(request["id"]),
+            Text(request["model"]),
+            request["state"],
+            f"{prefilled}/{prompt}" if prefilled < prompt else str(prompt),
+            str(request["generated_tokens"]),
+            format_duration(request["age_s"]),
+        )
+    return table
+
+
+def _header(status: Mapping[str, Any]) -> Text:
+    state = status["state"]
+    line = Text.assemble(
+        (f"omlxd {status['version']} ", "bold"),
+        (state, _STATE_STYLES.get(state, "yellow")),
+    )
+    details = [f"pid {status['pid']}", f"up {format_duration(status['uptime_s'])}"]
+    details += [f"mlx {status['backend']}"] if status.get("backend") else []
+    details += [f"api http://{status['api']}"] if status.get("api") else []
+    line.append(_plain("".join(f" · {detail}" for detail in details)))
+    if status.get("stalled_s"):
+        line.append(_plain(f" · no progress for {format_duration(status['stalled_s'])}"), style="red")
+    return line
+
+
+def _memory(status: Mapping[str, Any], width: int) -> RenderableType:
+    memory, enforcer = status["memory"], status["enforcer"]
+    soft, hard, used = memory["soft_limit"], memory["hard_limit"], memory["used"]
+    level = Text(enforcer["level"], style=_LEVEL_STYLES.get(enforcer["level"], "yellow"))
+    count = enforcer["decisions"]
+    policy = _plain(f" · policy {enforcer['policy']}, {count} decision{'' if count == 1 else 's'}")
+    if soft:
+        share = f" ({100 * used // soft} %)"
+        words = f"{format_bytes(used)} of {format_bytes(soft)}{share}"
+        limits = f"limit   {format_bytes(soft)} ({memory['binding']})"
+        limits += f" · hard {format_bytes(hard)}" if hard else ""
+    else:
+        words, limits = f"{format_bytes(used)}", "limit   none"
+    second = Text(_plain(f"{limits} · ")).append_text(level).append(policy)
+    extra = _plain(f" · peak {format_bytes(memory['peak'])}, cache {format_bytes(memory['cache'])}")
+    first = Text("memory  ")
+    bar = _bar(memory, max(10, min(60, width - len(first) - len(words) - 2)))
+    first.append_text(bar).append(f" {words}")
+    if len(first) + len(extra) <= width:
+        first.append(extra)
+    return Group(first, second)
+
+
+def _bar(memory: Mapping[str, Any], cells: int) -> Text:
+    """Used, soft and hard on one scale; a far-away hard limit would hide the rest, so the scale ends before it."""
+    soft, hard, used = memory["soft_limit"], memory["hard_limit"], memory["used"]
+    scale = min(hard, soft * 3 // 2) if soft and hard else soft or memory["system_total"]
+    scale = max(scale, used, 1)
+    utf8 = output.is_utf8(sys.stdout)
+    full, empty, mark = ("█", "░", "│") if utf8 else ("#", ".", "|")
+    filled = min(cells, -(-used * cells // scale))
+    soft_at = min(cells - 1, soft * cells // scale) if soft else -1
+    style = "red" if soft and used > soft else "yellow" if soft and used * 10 > soft * 9 else "green"
+    bar = Text()
+    for cell in range(cells):
+        if cell == soft_at:
+            bar.append(mark, style="bold")
+        elif cell < filled:
+            bar.append(full, style=style)
+        else:
+            bar.append(empty, style="bright_black")
+    return bar
+
+
+def _decision(record: Mapping[str, Any]) -> Text:
+    ago = record.get("age_s")
+    when = f"{format_duration(ago)} ago" if isinstance(ago, int | float) else ""
+    return Text(_plain(f"  {when}  {decision_sentence(record)}" if when else f"  {decision_sentence(record)}"))
+
+
+def _table(*columns: str) -> Table:
+    """Plain columns, two spaces apart; `>` puts a column's values to the right; the first one gives way."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for position, column in enumerate(columns):
+        table.add_column(
+            Text(column.lstrip(">")),
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=True,
+            overflow="ellipsis" if output.is_utf8(sys.stdout) else "crop",
+            min_width=None if position else 8,
+        )
+    return table
+
+
+def _state(model: Mapping[str, Any]) -> Text:
+    state, progress = model["state"], model["load_progress"]
+    text = f"{state} {100 * progress:.0f}%" if state == "loading" and progress is not None else state
+    return Text(text, style=_STATE_STYLES.get(state, ""))
+
+
+def _load(model: Mapping[str, Any]) -> str:
+    """Running requests, and `+` those that wait or are parked."""
+    waiting = model["waiting"] + model["parked"]
+    return f"{model['running']}+{waiting}" if waiting else str(model["running"] or NOTHING)
+
+
+def _flags(model: Mapping[str, Any]) -> str:
+    return "pinned" if model["pinned"] else NOTHING
+
+
+def _size(size_bytes: int | None) -> str:
+    return format_bytes(size_bytes) if size_bytes is not None else NOTHING
+
+
+def _short(duration_s: float | None) -> str:
+    """A duration in its largest unit only: a column has no room for two."""
+    return " ".join(format_duration(duration_s).split()[:2]) if duration_s is not None else NOTHING
+
+
+def _plain(text: str) -> str:
+    return output.ornamented(text, sys.stdout)

@@ -129,7 +129,7 @@ def _halves_apart(rows: Any, heads: int) -> Any:
 
 
 def _quantized_modules(tensors: Tensors) -> dict[str, int]:
-    """Module name to bits, of all that came quantised; 32 / group size × bits words of 32 bits make a group."""
+    """Module name to bits, of all that came quantised: a group of 32 numbers takes one word of 32 bits per bit."""
     stems = [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]
     return {stem: tensors[f"{stem}.weight"].shape[-1] // tensors[f"{stem}.scales"].shape[-1] for stem in stems}
 

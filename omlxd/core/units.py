@@ -1,13 +1,12 @@
 """Sizes and durations as people write and read them: `8G` and `1h30m` in, `7.45 GiB` and `2 min 5 s` out.
 
 Sizes follow the manifest's contract: `8G` and `8GiB` are 8 * 2**30 bytes, `8GB` is 8 * 10**9, `75%` is a part of
-the machine's memory, and a bare number is bytes. Parsing is exact (fractions, not floats) and never guesses.
+the machine's memory, and a bare number is bytes. Parsing is exact (integers, not floats) and never guesses.
 """
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import Final
 
 from omlxd.core.errors import InvalidRequest
@@ -20,20 +19,20 @@ SIZE_HINT: Final = "write `8G`, `8GB`, `75%` or bytes"
 DURATION_HINT: Final = "write `500ms`, `1s`, `10m`, `2h`, `1h30m` or seconds"
 
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|b|[kmgt](?:b|ib)?)?", re.IGNORECASE | re.ASCII)
-_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
-_PART: Final = r"(?:(?P<{unit}>\d+(?:\.\d*)?|\.\d+)\s*(?:{words})\s*)?"
-_DURATION_UNITS: Final = {
-    "d": (Fraction(86_400), "d"),
-    "h": (Fraction(3_600), "h"),
-    "m": (Fraction(60), "min|m(?!s)"),
-    "s": (Fraction(1), "sec|s"),
-    "ms": (Fraction(1, 1_000), "ms"),
+# Patterns are texts, compiled (and kept by `re`) when something is parsed: most commands only format.
+_NUMBER: Final = r"\d+(?:\.\d*)?|\.\d+"
+_SIZE: Final = rf"(?P<number>{_NUMBER})\s*(?P<unit>%|b|[kmgt](?:b|ib)?)?"
+_DURATION_UNITS: Final = {  # milliseconds, and how the unit is written
+    "d": (86_400_000, "d"),
+    "h": (3_600_000, "h"),
+    "m": (60_000, "min|m(?!s)"),
+    "s": (1_000, "sec|s"),
+    "ms": (1, "ms"),
 }
-_DURATION = re.compile(
-    "".join(_PART.format(unit=unit, words=words) for unit, (_, words) in _DURATION_UNITS.items()),
-    re.IGNORECASE | re.ASCII,
+_DURATION: Final = "".join(
+    rf"(?:(?P<{unit}>{_NUMBER})\s*(?:{words})\s*)?" for unit, (_, words) in _DURATION_UNITS.items()
 )
+_FLAGS: Final = re.IGNORECASE | re.ASCII
 _LONGEST_TEXT: Final = 64  # enough for every value in range; keeps the arithmetic small
 
 
@@ -47,18 +46,17 @@ def parse_size(text_or_int: str | int, *, ram_bytes: int | None = None) -> int:
     Raises:
         InvalidRequest: it is not a size, or is negative, above 100 % or above 2**60 bytes.
     """
-    if isinstance(text_or_int, int) and not isinstance(text_or_int, bool):
-        return _checked_size(Fraction(text_or_int), _shown(text_or_int))
     written = _shown(text_or_int)
-    match = _SIZE.fullmatch(text_or_int.strip()) if isinstance(text_or_int, str) else None
+    if isinstance(text_or_int, int) and not isinstance(text_or_int, bool):
+        return _checked_size(text_or_int, written)
+    match = re.fullmatch(_SIZE, text_or_int.strip(), _FLAGS) if isinstance(text_or_int, str) else None
     if match is None or len(match["number"]) > _LONGEST_TEXT:
         raise _not_a("size", written, SIZE_HINT)
-    number, unit = Fraction(match["number"]), (match["unit"] or "b").lower()
+    (numerator, denominator), unit = _ratio(match["number"]), (match["unit"] or "b").lower()
     if unit == "%":
-        return _percentage(number, written, ram_bytes)
-    exponent = "bkmgt".index(unit[0])
+        return _percentage(numerator, denominator, written, ram_bytes)
     base = 1000 if unit.endswith("b") and len(unit) == 2 else 1024
-    return _checked_size(number * base**exponent, written)
+    return _checked_size(numerator * base ** "bkmgt".index(unit[0]) // denominator, written)
 
 
 def parse_duration(text_or_number: str | float) -> float:
@@ -77,15 +75,18 @@ def parse_duration(text_or_number: str | float) -> float:
     text = text_or_number.strip()
     if len(text) > _LONGEST_TEXT:
         raise _not_a("duration", written, DURATION_HINT)
-    if _NUMBER.fullmatch(text):
+    if re.fullmatch(_NUMBER, text, _FLAGS):
         return parse_duration(float(text))
-    match = _DURATION.fullmatch(text)
+    match = re.fullmatch(_DURATION, text, _FLAGS)
     if not text or match is None:
         raise _not_a("duration", written, DURATION_HINT)
-    seconds = sum(Fraction(amount) * _DURATION_UNITS[unit][0] for unit, amount in match.groupdict().items() if amount)
-    if seconds > MAX_DURATION_S:
+    amounts = {unit: _ratio(amount) for unit, amount in match.groupdict().items() if amount}
+    # An integer ratio divides exactly once, so `1d 2h 3m 4s 5ms` is the nearest float to what it says.
+    common = max(denominator for _, denominator in amounts.values())
+    total_ms = sum(n * (common // d) * _DURATION_UNITS[unit][0] for unit, (n, d) in amounts.items())
+    if total_ms > MAX_DURATION_S * 1000 * common:
         raise _out_of_range("duration", written, "at most ten years", DURATION_HINT)
-    return float(seconds)
+    return total_ms / (1000 * common)
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -115,20 +116,26 @@ def format_duration(duration_s: float) -> str:
     return f"{seconds} s"
 
 
-def _percentage(percent: Fraction, written: str, ram_bytes: int | None) -> int:
-    if percent > 100:
+def _ratio(number: str) -> tuple[int, int]:
+    """A decimal text as an exact numerator and a power of ten."""
+    whole, _, decimals = number.partition(".")
+    return int(whole + decimals), 10 ** len(decimals)
+
+
+def _percentage(numerator: int, denominator: int, written: str, ram_bytes: int | None) -> int:
+    if numerator > 100 * denominator:
         raise _out_of_range("size", written, "at most `100%` of the machine's memory", SIZE_HINT)
     if ram_bytes is None:
         raise InvalidRequest(
             f"`{written}` is a part of the machine's memory, which is not meant here", hint="write `8G`, `8GB` or bytes"
         )
-    return int(ram_bytes * percent / 100)
+    return ram_bytes * numerator // (100 * denominator)
 
 
-def _checked_size(size: Fraction, written: str) -> int:
-    if not 0 <= size <= MAX_SIZE_BYTES:
+def _checked_size(size_bytes: int, written: str) -> int:
+    if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise _out_of_range("size", written, "between 0 and 2**60 bytes", SIZE_HINT)
-    return int(size)
+    return size_bytes
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ import typer
 from omlxd import __version__
 from omlxd.cli import daemon, demo, limit, logs, manifest, models, output, requests, run, status
 from omlxd.cli.invocation import Invocation
-from omlxd.core.errors import OmlxError
+from omlxd.core.errors import InvalidRequest, OmlxError
 
 INTERRUPTED: Final = 130
 
@@ -104,8 +104,8 @@ def _report_foreign(error: Exception) -> int:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "omlxd"
         message = error.format_message().rstrip(".").replace("'", "`")  # type: ignore[attr-defined]
-        output.report(_Usage(message[:1].lower() + message[1:], hint=f"`{command} --help`"))
-        return _Usage.exit_status
+        output.report(InvalidRequest(message[:1].lower() + message[1:], hint=f"`{command} --help`"))
+        return InvalidRequest.exit_status
     output.report(
         OmlxError(
             f"something inside omlxd failed: {type(error).__name__}: {error}",
@@ -113,10 +113,6 @@ def _report_foreign(error: Exception) -> int:
         )
     )
     return OmlxError.exit_status
-
-
-class _Usage(OmlxError):
-    exit_status = 2
 
 
 def _wants_traceback(arguments: Sequence[str]) -> bool:

@@ -69,7 +69,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 def is_utf8(stream: TextIO) -> bool:
     """Whether arrows, dots and bars can be shown; an explicit C locale says no, although Python writes UTF-8 then."""
-    if os.environ.get("LC_ALL", os.environ.get("LANG", "")) in ("C", "POSIX"):
+    if (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
         return False
     return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from omlxd.cli import output
-from omlxd.cli.sentences import decision_sentence
+from omlxd.cli.sentences import clock, decision_sentence, one_line
 from omlxd.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -49,8 +50,11 @@ def console() -> Console:
 def draw(*parts: RenderableType) -> None:
     """Write to stdout."""
     target = console()
-    for part in parts:
-        target.print(part)
+    with target.capture() as drawn:
+        for part in parts:
+            target.print(part)
+    lines = (line.rstrip() for line in drawn.get().splitlines())  # a table fills its last column with blanks
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
@@ -62,7 +66,9 @@ def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
     if status["models"]:
         parts.append(models_table(status["models"]))
         parts += [
-            Text(f"{model['name']}: {model['error']}", style="red") for model in status["models"] if model["error"]
+            Text(one_line(f"{model['name']}: {model['error']}"), style="red")
+            for model in status["models"]
+            if model["error"]
         ]
     else:
         parts.append(Text(f"no models in {status['manifest']}"))
@@ -76,10 +82,10 @@ def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
 
 def models_table(models: Iterable[Mapping[str, Any]]) -> Table:
     """The models as `status` shows them."""
-    table = _table("MODEL", "STATE", ">MEMORY", ">KV", ">REQ", ">TOK/S", ">LAST", ">UNTIL", "FLAGS")
+    table = _table("~MODEL", "STATE", ">MEMORY", ">KV", ">REQ", ">TOK/S", ">LAST", ">UNTIL", "FLAGS")
     for model in models:
         table.add_row(
-            Text(model["name"]),
+            _word(model["name"]),
             _state(model),
             _size(model["weights_bytes"] if model["state"] != "unloaded" else None),
             _size(model["kv_bytes"] or None),
@@ -94,45 +100,45 @@ def models_table(models: Iterable[Mapping[str, Any]]) -> Table:
 
 def manifest_table(models: Iterable[Mapping[str, Any]]) -> Table:
     """The models as `models` shows them: what they are, not what they do."""
-    table = _table("MODEL", "STATE", ">WEIGHTS", ">CONTEXT", "FLAGS", "ALIASES", "PATH")
+    table = _table("~MODEL", "STATE", ">WEIGHTS", ">CONTEXT", "FLAGS", "~ALIASES", "~PATH")
     for model in models:
         context = model["context_length"]
         table.add_row(
-            Text(model["name"]),
+            _word(model["name"]),
             _state(model),
             _size(model["weights_bytes"]),
             str(context) if context else NOTHING,
             _flags(model),
-            Text(", ".join(model["aliases"]) or NOTHING),
-            Text(model["path"]),
+            _word(", ".join(model["aliases"]) or NOTHING),
+            _word(model["path"]),
         )
     return table
 
 
 def check_table(reports: Iterable[tuple[ModelReport, bool]]) -> Table:
     """What `check` found out about each model's files; the flag is its `pin`."""
-    table = _table("MODEL", "VERDICT", ">WEIGHTS", "TYPE", ">CONTEXT", "FLAGS", "PATH")
+    table = _table("~MODEL", "VERDICT", ">WEIGHTS", "TYPE", ">CONTEXT", "FLAGS", "~PATH")
     for report, pinned in reports:
         table.add_row(
-            Text(report.name),
+            _word(report.name),
             Text("problem", style="red") if report.problems else Text("ok", style="green"),
             _size(report.weights_bytes),
-            Text(report.model_type or NOTHING),
+            _word(report.model_type or NOTHING),
             str(report.context_length) if report.context_length else NOTHING,
             "pinned" if pinned else NOTHING,
-            Text(report.path or NOTHING),
+            _word(report.path or NOTHING),
         )
     return table
 
 
 def requests_table(requests: Iterable[Mapping[str, Any]]) -> Table:
     """The requests in flight."""
-    table = _table("REQUEST", "MODEL", "STATE", ">PROMPT", ">GENERATED", ">AGE")
+    table = _table("REQUEST", "~MODEL", "STATE", ">PROMPT", ">GENERATED", ">AGE")
     for request in requests:
         prompt, prefilled = request["prompt_tokens"], request["prefilled_tokens"]
         table.add_row(
-            Text(request["id"]),
-            Text(request["model"]),
+            _word(request["id"]),
+            _word(request["model"]),
             request["state"],
             f"{prefilled}/{prompt}" if prefilled < prompt else str(prompt),
             str(request["generated_tokens"]),
@@ -149,7 +155,6 @@ def _header(status: Mapping[str, Any]) -> Text:
     )
     details = [f"pid {status['pid']}", f"up {format_duration(status['uptime_s'])}"]
     details += [f"mlx {status['backend']}"] if status.get("backend") else []
-    details += [f"api http://{status['api']}"] if status.get("api") else []
     line.append(_plain("".join(f" · {detail}" for detail in details)))
     if status.get("stalled_s"):
         line.append(_plain(f" · no progress for {format_duration(status['stalled_s'])}"), style="red")
@@ -176,7 +181,8 @@ def _memory(status: Mapping[str, Any], width: int) -> RenderableType:
     first.append_text(bar).append(f" {words}")
     if len(first) + len(extra) <= width:
         first.append(extra)
-    return Group(first, second)
+    api = [Text(f"api     http://{status['api']}")] if status.get("api") else []
+    return Group(first, second, *api)
 
 
 def _bar(memory: Mapping[str, Any], cells: int) -> Text:
@@ -200,22 +206,23 @@ def _bar(memory: Mapping[str, Any], cells: int) -> Text:
     return bar
 
 
-def _decision(record: Mapping[str, Any]) -> Text:
-    ago = record.get("age_s")
-    when = f"{format_duration(ago)} ago" if isinstance(ago, int | float) else ""
-    return Text(_plain(f"  {when}  {decision_sentence(record)}" if when else f"  {decision_sentence(record)}"))
+def _decision(record: Mapping[str, Any]) -> Padding:
+    when = clock(record["ts"]) if "ts" in record else record.get("decision", "")
+    return Padding(Text(_plain(f"{when} {decision_sentence(record)}".lstrip())), (0, 0, 0, 2))
 
 
 def _table(*columns: str) -> Table:
-    """Plain columns, two spaces apart; `>` puts a column's values to the right; the first one gives way."""
+    """Plain columns, two spaces apart; `>` puts values to the right, `~` columns give way when it is narrow."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for position, column in enumerate(columns):
+    overflow: Literal["ellipsis", "crop"] = "ellipsis" if output.is_utf8(sys.stdout) else "crop"
+    for column in columns:
+        gives_way = column.startswith("~")
         table.add_column(
-            Text(column.lstrip(">")),
+            Text(column.lstrip(">~")),
             justify="right" if column.startswith(">") else "left",
-            no_wrap=True,
-            overflow="ellipsis" if output.is_utf8(sys.stdout) else "crop",
-            min_width=None if position else 8,
+            no_wrap=not gives_way,
+            overflow=overflow,
+            min_width=8 if gives_way else None,
         )
     return table
 
@@ -243,6 +250,11 @@ def _size(size_bytes: int | None) -> str:
 def _short(duration_s: float | None) -> str:
     """A duration in its largest unit only: a column has no room for two."""
     return " ".join(format_duration(duration_s).split()[:2]) if duration_s is not None else NOTHING
+
+
+def _word(text: str) -> Text:
+    """A name or a path as it is: no markup, and nothing that moves the cursor."""
+    return Text(one_line(text))
 
 
 def _plain(text: str) -> str:

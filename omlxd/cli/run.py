@@ -99,6 +99,8 @@ def _keep_quiet(text: str) -> None:
 
 def _prompt_text(model: str, prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", hint=f'`omlxd run {model} "Why is the sky blue?"`')
         return prompt
     if prompt is None and sys.stdin.isatty():
         raise InvalidRequest("there is no prompt", hint=f'`omlxd run {model} "Why is the sky blue?"`, or pipe one in')

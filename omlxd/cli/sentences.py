@@ -29,13 +29,13 @@ def event_line(record: Mapping[str, Any]) -> str:
         rest = decision_sentence(record)
     else:
         fields = {key: value for key, value in record.items() if key not in _SAID_OTHERWISE and value is not None}
-        rest = " ".join([*filter(None, [_text(record.get("model"))]), *_pairs(fields)])
+        rest = " ".join([*filter(None, [one_line(record.get("model"))]), *_pairs(fields)])
     return f"{head} {rest}".rstrip()
 
 
 def decision_sentence(record: Mapping[str, Any]) -> str:
     """What the enforcer did, why, and what it brought: `unloaded `small`: active memory 201 MiB is ... → 153 MiB`."""
-    reason = _text(record.get("reason")) or "no reason given"
+    reason = one_line(record.get("reason")) or "no reason given"
     did = action_words(record)
     after_bytes = record.get("after_bytes")
     result = f" → {format_bytes(after_bytes)}" if isinstance(after_bytes, int) else ""
@@ -50,9 +50,9 @@ def action_words(record: Mapping[str, Any]) -> str | None:
     words = _ACTIONS.get(str(action), str(action).replace("_", " "))
     model = record.get("victim") or record.get("model")
     if model:
-        words += f" `{_text(model)}`"
+        words += f" `{one_line(model)}`"
     freed_bytes = record.get("freed_bytes")
-    return f"{words} ({format_bytes(freed_bytes)} freed)" if isinstance(freed_bytes, int) else words
+    return f"{words} ({format_bytes(freed_bytes)} freed)" if isinstance(freed_bytes, int) and freed_bytes > 0 else words
 
 
 def clock(seconds: Any) -> str:
@@ -64,6 +64,16 @@ def clock(seconds: Any) -> str:
     except (OverflowError, ValueError, OSError):
         return "--:--:--.---"
     return f"{time.strftime('%H:%M:%S', moment)}.{int(seconds % 1 * 1000):03d}"
+
+
+def one_line(value: Any) -> str:
+    """A value on one line without control characters: a log may hold whatever a client sent as a name."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > _LONGEST_TEXT:
+        text = text[: _LONGEST_TEXT - 1] + "…"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _pairs(fields: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -86,16 +96,6 @@ def _readable(key: str, value: Any) -> tuple[str, str]:
     if isinstance(value, float):
         return key, f"{value:.4g}"
     if isinstance(value, list | tuple):
-        return key, ",".join(_text(item) for item in value) or "-"
-    text = _text(value)
+        return key, ",".join(one_line(item) for item in value) or "-"
+    text = one_line(value)
     return key, f'"{text}"' if " " in text else text
-
-
-def _text(value: Any) -> str:
-    """A value on one line without control characters: a log may hold whatever a client sent as a name."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > _LONGEST_TEXT:
-        text = text[: _LONGEST_TEXT - 1] + "…"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

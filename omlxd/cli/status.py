@@ -33,10 +33,10 @@ def status(
     elif watch and output.is_terminal(sys.stdout):
         _watch(client)
     else:
-        from omlxd.cli.render import console, status_page  # Rich, only where a table is drawn
+        answer = client.get(STATUS_PATH)
+        from omlxd.cli.render import console, draw, status_page  # Rich, only where a table is drawn
 
-        target = console()
-        target.print(status_page(client.get(STATUS_PATH), target.width))
+        draw(status_page(answer, console().width))
 
 
 def _watch(client: Client) -> None:
@@ -46,7 +46,10 @@ def _watch(client: Client) -> None:
 
     target = console()
     page = status_page(client.get(STATUS_PATH), target.width)
-    with Live(page, console=target, auto_refresh=False, screen=True) as live:
+    # Redirected streams would not say that they are UTF-8.
+    with Live(
+        page, console=target, auto_refresh=False, screen=True, redirect_stdout=False, redirect_stderr=False
+    ) as live:
         while True:
             time.sleep(REDRAW_S)
             live.update(status_page(client.get(STATUS_PATH), target.width), refresh=True)

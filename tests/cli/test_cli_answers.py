@@ -1,0 +1,144 @@
+"""Each command against the fake daemon: what it asks, what it prints, and where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Omlxd
+from fake_daemon import CHAT, MEMORY, MIB, SMALL, STATUS, FakeDaemon, as_json, as_lines, model_json
+
+Golden = Callable[[str, str], None]
+
+
+@pytest.mark.parametrize("command", ["status", "models", "requests"])
+def test_what_is_drawn_does_not_change_by_accident(
+    omlxd: Omlxd, fake: FakeDaemon, golden: Golden, command: str
+) -> None:
+    done = omlxd(command)
+    assert (done.returncode, done.stderr) == (0, "")
+    golden(command, done.stdout)
+
+
+def test_status_fits_eighty_columns_and_needs_no_utf8(omlxd: Omlxd, fake: FakeDaemon, golden: Golden) -> None:
+    done = omlxd("status", COLUMNS="80", LC_ALL="C")
+    assert done.stdout.isascii()
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    golden("status-80-ascii", done.stdout)
+
+
+def test_ps_is_status(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    assert omlxd("ps").stdout == omlxd("status", "--once").stdout
+
+
+def test_status_says_why_memory_stays_over_the_limit(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    body = STATUS.to_json()
+    body["enforcer"] |= {"level": "exhausted", "reason": "all 2 loaded models are pinned"}
+    fake.routes["GET /v1/control/status"] = as_json(body)
+    assert "all 2 loaded models are pinned" in omlxd("status").stdout
+
+
+def test_status_of_a_daemon_without_limit_or_models(omlxd: Omlxd, fake: FakeDaemon, golden: Golden) -> None:
+    body = STATUS.to_json() | {"models": [], "requests": [], "recent_decisions": [], "backend": None, "api": None}
+    body["memory"] |= {"soft_limit": 0, "hard_limit": 0}
+    fake.routes["GET /v1/control/status"] = as_json(body)
+    golden("status-empty", omlxd("status").stdout)
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [("status", "/v1/control/status"), ("models", "/v1/control/models"), ("requests", "/v1/control/requests")],
+)
+def test_json_is_what_the_daemon_said(omlxd: Omlxd, fake: FakeDaemon, command: str, path: str) -> None:
+    said = {"schema": 1, "new_field": "ä", "bytes": 2**40}
+    fake.routes[f"GET {path}"] = as_json(said)
+    done = omlxd(command, "--json")
+    assert json.loads(done.stdout) == said
+    assert done.stderr == ""
+
+
+def test_a_table_on_a_pipe_cuts_nothing_off(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    long = model_json(CHAT) | {"name": "n" * 100}
+    fake.routes["GET /v1/control/models"] = as_json({"schema": 1, "models": [long]})
+    assert "n" * 100 in omlxd("models", COLUMNS="").stdout
+
+
+def test_nothing_in_flight_is_said_beside_the_data(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    fake.routes["GET /v1/control/requests"] = as_json({"schema": 1, "requests": []})
+    done = omlxd("requests")
+    assert (done.stdout, done.stderr) == ("", "no requests in flight\n")
+
+
+def test_abort_names_the_request(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    done = omlxd("abort", "r7")
+    assert (done.returncode, done.stderr) == (0, "request `r7` aborted\n")
+    assert fake.seen == [("DELETE", "/v1/control/requests/r7", None)]
+
+
+def test_load_waits_for_the_result_and_tells_who_had_to_go(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    progress = {"progress": {"model": "chat", "state": "loading", "done_bytes": 1, "total_bytes": 2, "note": None}}
+    result = {"schema": 1, "model": model_json(CHAT), "load_s": 0.53, "evicted": ["small"]}
+    fake.routes["POST /v1/control/models/default/load"] = as_lines(progress, {"result": result})
+    done = omlxd("load", "default", "--pin")
+    assert done.stdout == "loaded `chat` in 530 ms (257 MiB, pinned)\n"
+    assert done.stderr == "unloaded `small` to make room\n"
+    assert fake.seen[0][2] == {"wait": True, "pin": True}
+
+
+def test_load_of_a_loaded_model_says_so(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    result = {"schema": 1, "model": model_json(CHAT), "load_s": None, "evicted": []}
+    fake.routes["POST /v1/control/models/chat/load"] = as_lines({"result": result})
+    assert omlxd("load", "chat").stdout == "`chat` is loaded already (257 MiB, pinned)\n"
+    assert json.loads(omlxd("load", "chat", "--json").stdout) == result
+
+
+@pytest.mark.parametrize(
+    ("was", "said"),
+    [
+        ("loaded", "unloaded `small` (48.0 MiB freed)\n"),
+        ("loading", "cancelled the load of `small` (48.0 MiB freed)\n"),
+        ("unloaded", "`small` was not loaded\n"),
+    ],
+)
+def test_unload_says_what_it_undid(omlxd: Omlxd, fake: FakeDaemon, was: str, said: str) -> None:
+    answer = {"schema": 1, "model": model_json(SMALL), "freed_bytes": 48 * MIB, "was": was}
+    fake.routes["POST /v1/control/models/small/unload"] = as_json(answer)
+    assert omlxd("unload", "small", "--now").stdout == said
+    assert fake.seen[0][2]["now"] is True
+
+
+def test_pin_and_unpin(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    for verb in ("pin", "unpin"):
+        fake.routes[f"POST /v1/control/models/small/{verb}"] = as_json({"model": model_json(SMALL)})
+    pinned = omlxd("pin", "small", "--force")
+    assert pinned.stdout == "pinned `small`\n"
+    assert pinned.stderr == "it is not loaded; `omlxd load small` loads it\n"
+    assert fake.seen[0][2] == {"force": True}
+    assert omlxd("unpin", "small").stdout == "unpinned `small`\n"
+
+
+def test_a_name_with_a_slash_stays_one_part_of_the_path(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    assert omlxd("unpin", "../stop?x").returncode == 4
+    assert fake.seen[0][1] == "/v1/control/models/..%2Fstop%3Fx/unpin"
+
+
+def test_limit_without_a_size_shows_the_limits(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    assert omlxd("limit").stdout == "limit 400 MiB (max_memory), hard limit 420 MiB, 263 MiB used\n"
+    assert json.loads(omlxd("limit", "--json").stdout)["memory"]["soft_limit"] == MEMORY.soft_limit
+
+
+def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    memory: dict[str, Any] = STATUS.to_json()["memory"]
+    answer = {"schema": 1, "memory": memory, "evicted": ["small"], "warnings": ["too high"], "level": "over"}
+    fake.routes["PATCH /v1/control/limits"] = as_json(answer)
+    done = omlxd("limit", "75%")
+    assert fake.seen[0][2] == {"max_memory": "75%", "force": False}
+    assert done.stdout.startswith("limit 400 MiB")
+    assert done.stderr.splitlines() == [
+        "warning: too high",
+        "unloaded `small`",
+        "warning: memory is still over the limit; `omlxd status` says why",
+    ]
+    assert json.loads(omlxd("limit", "auto", "--json").stdout) == answer

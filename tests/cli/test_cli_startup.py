@@ -1,0 +1,46 @@
+"""Start-up is a feature: what a command imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fake_daemon import FakeDaemon
+
+HEAVY = {"mlx", "mlx_lm", "starlette", "uvicorn", "pydantic", "asyncio", "psutil", "structlog", "rich", "numpy"}
+
+PROBE = """
+import sys
+from omlxd.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+sys.stderr.write(",".join(sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", "--json"], ["--help"], ["models", "--json"], ["requests", "--json"], ["limit"], ["--version"]],
+    ids=" ".join,
+)
+def test_a_quick_command_imports_nothing_heavy(
+    fake: FakeDaemon, environment: dict[str, str], arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    imported = {name.partition(".")[0] for name in done.stderr.split(",")}
+    assert "omlxd" in imported
+    assert not imported & HEAVY
+
+
+def test_a_table_costs_rich_and_nothing_more(fake: FakeDaemon, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, "status"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    imported = {name.partition(".")[0] for name in done.stderr.split(",")}
+    assert imported & HEAVY == {"rich"}

@@ -1,0 +1,79 @@
+"""The event bus: numbers and dates what happened, keeps the last thousand, and wakes whoever listens.
+
+Everything runs on the event loop's thread. A listener that falls behind by more than the ring holds misses the oldest
+events; it never slows anybody down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from omlxd.core.events import Emit, Event
+
+
+class EventBus:
+    """Where events go; `emit` is what pool and enforcer are given.
+
+    Args:
+        clock: seconds since the epoch, for `ts`.
+        keep: how many events the ring holds.
+        sinks: called with each numbered event at once, in order (the log's writer); must not raise.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], float] = time.time, keep: int = 1000, sinks: tuple[Emit, ...] = ()
+    ) -> None:
+        self._clock = clock
+        self._ring: deque[Event] = deque(maxlen=keep)
+        self._sinks = list(sinks)
+        self._last_seq = 0
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest event; 0 before the first."""
+        return self._last_seq
+
+    def add_sink(self, sink: Emit) -> None:
+        """Also call `sink` with every event from now on."""
+        self._sinks.append(sink)
+
+    def emit(self, event: Event) -> None:
+        """Number and date the event, keep it, hand it to the sinks and wake the listeners."""
+        self._last_seq += 1
+        stamped = replace(event, seq=self._last_seq, ts=self._clock())
+        self._ring.append(stamped)
+        for sink in self._sinks:
+            sink(stamped)
+        self._wake()
+
+    def since(self, seq: int = 0) -> list[Event]:
+        """The kept events with a number above `seq`, oldest first."""
+        return [event for event in self._ring if event.seq > seq]
+
+    async def follow(self, since: int = 0) -> AsyncIterator[Event]:
+        """The kept events above `since`, then each new one until `close`."""
+        seen = since
+        while True:
+            news = self._news  # taken before reading the ring: an event in between is not missed
+            for event in self.since(seen):
+                seen = event.seq
+                yield event
+            if self._closed:
+                return
+            if self._last_seq <= seen:
+                await news.wait()
+
+    def close(self) -> None:
+        """End all listeners once they have read what is there."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,84 @@
+"""The record of decisions: one event each, with what was seen, who was considered, what was done and what it freed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.core.memory import MemoryReading
+from omlxd.core.policy import Candidate, Limits
+
+KEPT_DECISIONS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """One decision that was acted upon; bytes and seconds.
+
+    Attributes:
+        trigger: `limit` (the enforcer) or `load` (room was made for a model).
+        rung: the rung of the ladder that answered.
+        action: what was done: unload, cancel_load, abort_requests or drop_cache.
+        victim: the model it was done to, None for the cache.
+        reason: plain words with numbers.
+        before, after: the readings around the action, at rest.
+        candidates: the models that were considered, and why each was or was not chosen.
+        duration_s: from the decision until the memory was read again.
+        extra: numbers of this kind of decision.
+    """
+
+    trigger: str
+    rung: str
+    action: str
+    victim: str | None
+    reason: str
+    before: MemoryReading
+    after: MemoryReading
+    candidates: Sequence[Candidate] = ()
+    duration_s: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class DecisionLog:
+    """Numbers the decisions of one pool, tells them to `emit`, and keeps the last ones for `status`."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._recent: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
+        self.count = 0
+
+    @property
+    def recent(self) -> tuple[dict[str, Any], ...]:
+        """The last decisions as their events' fields, oldest first."""
+        return tuple(self._recent)
+
+    def add(self, record: DecisionRecord, limits: Limits) -> str:
+        """Log the decision; returns its id."""
+        self.count += 1
+        decision = f"d{self.count}"
+        before_bytes = record.before.pressure_bytes(limits.policy)
+        after_bytes = record.after.pressure_bytes(limits.policy)
+        fields = {
+            "trigger": record.trigger,
+            "policy": limits.policy.value,
+            "rung": record.rung,
+            "action": record.action,
+            "victim": record.victim,
+            "reason": record.reason,
+            "before_bytes": before_bytes,
+            "after_bytes": after_bytes,
+            "freed_bytes": before_bytes - after_bytes,
+            "soft_limit_bytes": limits.soft_bytes,
+            "hard_limit_bytes": limits.hard_bytes,
+            "binding": limits.binding,
+            "duration_s": round(record.duration_s, 6),
+            "seen": record.before.to_json(),
+            "candidates": [asdict(candidate) for candidate in record.candidates],
+            **record.extra,
+        }
+        self._recent.append({"decision": decision, **fields})
+        self._emit(Event(EventName.DECISION, EventLevel.INFO, model=record.victim, decision=decision, fields=fields))
+        return decision

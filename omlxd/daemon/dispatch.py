@@ -1,0 +1,228 @@
+"""What the engine reports, brought to the entries and streams it belongs to; and the requests it has been given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from omlxd.core.errors import OmlxError, RequestAborted
+from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.core.states import EntryState
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.request import Generation
+from omlxd.engine.protocol import (
+    CacheDropped,
+    EngineEvent,
+    EngineStarted,
+    Finished,
+    Generated,
+    GenerationOrder,
+    LoadDone,
+    LoadEnded,
+    LoadProgress,
+    OverLimit,
+    Prefilled,
+    RequestFailed,
+    RequestGone,
+    Unloaded,
+)
+
+if TYPE_CHECKING:
+    from omlxd.daemon.pool import EnginePool
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One stay of a request in the engine; a request that is evicted before its first step makes another one."""
+
+    order: GenerationOrder
+    entry: EnginePoolEntry
+    generation: Generation
+    gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    started: bool = False
+    leaving: bool = False
+
+
+class Dispatch:
+    """Keeps the requests that are in the plan and applies the engine's events, on the loop's thread."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+        self._attempts: dict[str, Attempt] = {}
+        self.backend: str | None = None
+
+    async def run(self, entry: EnginePoolEntry, generation: Generation, order: GenerationOrder) -> None:
+        """Put the request into the plan and wait until the engine is done with it, one way or another."""
+        generation.stays += 1
+        if generation.stays > 1:  # under a name that the engine has not seen: it never starts the same one twice
+            order = replace(order, request=f"{order.request}.{generation.stays}")
+        attempt = Attempt(order, entry, generation)
+        self._attempts[order.request] = attempt
+        entry.in_engine.add(generation.id)
+        link = self._pool.link
+        link.wanted.requests[order.request] = order
+        link.changed()
+        try:
+            await asyncio.shield(attempt.gone)
+        except asyncio.CancelledError:  # the pool is closing; the engine's end frees the rest
+            self._leave(attempt)
+            self._gone(order.request)
+            raise
+
+    def remove(self, generation: Generation) -> bool:
+        """Take a request that has ended out of the plan; False when the engine does not have it."""
+        for attempt in self._attempts.values():
+            if attempt.generation is generation:
+                self._leave(attempt)
+                return True
+        return False
+
+    def take_out(self, model: str, error: OmlxError) -> None:
+        """The model is being evicted: what has begun ends with `error`, what has not waits again."""
+        for attempt in self._of(model):
+            if attempt.started:
+                self._end(attempt.generation, error)
+            self._leave(attempt)
+
+    def abort_all(self, model: str, error: OmlxError) -> list[asyncio.Future[None]]:
+        """End all requests that the engine has for the model; the futures resolve when their memory is back."""
+        attempts = self._of(model)
+        for attempt in attempts:
+            self._end(attempt.generation, error)
+            self._leave(attempt)
+        return [attempt.gone for attempt in attempts]
+
+    def tell_end(self, generation: Generation, error: OmlxError) -> None:
+        """Emit how a request ended badly."""
+        aborted = isinstance(error, RequestAborted)
+        self._emit(
+            Event(
+                EventName.REQUEST_ABORTED if aborted else EventName.REQUEST_FAILED,
+                EventLevel.INFO if aborted else EventLevel.WARNING,
+                model=generation.model,
+                request=generation.id,
+                fields={"error": error.to_json(), "generated_tokens": generation.generated_tokens},
+            )
+        )
+
+    def handle(self, events: Sequence[EngineEvent]) -> None:
+        """Apply a batch of events, in order."""
+        for event in events:
+            match event:
+                case Generated(request=request, text=text, tokens=tokens):
+                    if (attempt := self._begun(request)) is not None:
+                        attempt.generation.push(text, tokens)
+                case Prefilled(request=request, done=done):
+                    if (attempt := self._begun(request)) is not None:
+                        attempt.generation.prefilled(done)
+                case Finished(request=request):
+                    self._finished(event)
+                case RequestFailed(request=request, error=error):
+                    if (attempt := self._attempts.get(request)) is not None:
+                        self._end(attempt.generation, error)
+                    self._gone(request)
+                case RequestGone(request=request):
+                    self._gone(request)
+                case _:
+                    self._about_models(event)
+        self._pool.notify()
+
+    def _about_models(self, event: EngineEvent) -> None:
+        pool = self._pool
+        match event:
+            case LoadProgress(order=order, model=model, done_bytes=done, total_bytes=total):
+                pool.loads.progress(pool.entries[model], order, done, total)
+            case LoadDone(order=order, model=model, info=info):
+                pool.loads.done(pool.entries[model], order, info)
+            case LoadEnded(order=order, model=model, error=error):
+                pool.loads.ended(pool.entries[model], order, error)
+            case Unloaded(model=model, reading=reading):
+                self._unloaded(pool.entries[model], reading.active_bytes)
+            case CacheDropped(freed_bytes=freed, reading=reading):
+                fields = {"freed_bytes": freed, "active_bytes": reading.active_bytes}
+                self._emit(Event(EventName.CACHE_DROPPED, fields=fields))
+            case OverLimit():
+                self._over_limit(event)
+            case EngineStarted(backend=backend, reading=reading):
+                self.backend = backend
+                started = {"backend": backend, "base_bytes": reading.base_bytes}
+                self._emit(Event(EventName.ENGINE_STARTED, fields=started))
+                if pool.on_engine_started is not None:
+                    pool.on_engine_started()
+
+    def _over_limit(self, event: OverLimit) -> None:
+        """The engine stands still: the enforcer decides and lets it go on; without one nobody would."""
+        pool = self._pool
+        if pool.on_over_limit is not None:
+            pool.link.hold(event)
+            pool.on_over_limit(event)
+        else:
+            pool.link.changed()
+
+    def _unloaded(self, entry: EnginePoolEntry, active_bytes: int) -> None:
+        for attempt in self._of(entry.name):
+            self._gone(attempt.order.request)
+        self._pool.link.wanted.resident.discard(entry.name)
+        entry.state = EntryState.UNLOADED
+        if entry.unloaded is not None and not entry.unloaded.done():
+            entry.unloaded.set_result(None)
+        entry.unloaded = None
+        self._pool.loads.unloaded(entry)
+        self._emit(Event(EventName.UNLOADED, model=entry.name, fields={"active_bytes": active_bytes}))
+
+    def _begun(self, request: str) -> Attempt | None:
+        attempt = self._attempts.get(request)
+        if attempt is None or attempt.leaving:
+            return None
+        if not attempt.started:
+            attempt.started = True
+            fields = {"prompt_tokens": attempt.generation.prompt_tokens}
+            self._emit(
+                Event(EventName.REQUEST_STARTED, model=attempt.entry.name, request=attempt.generation.id, fields=fields)
+            )
+        return attempt
+
+    def _finished(self, event: Finished) -> None:
+        attempt = self._attempts.get(event.request)
+        if attempt is not None and not attempt.leaving:
+            generation = attempt.generation
+            generation.finish(event.reason)
+            fields = {
+                "finish_reason": event.reason.value,
+                "prompt_tokens": generation.prompt_tokens,
+                "generated_tokens": generation.generated_tokens,
+                "first_token_s": generation.first_token_s,
+                "tokens_per_s": generation.tokens_per_s,
+            }
+            self._emit(
+                Event(EventName.REQUEST_FINISHED, model=attempt.entry.name, request=generation.id, fields=fields)
+            )
+        self._gone(event.request)
+
+    def _end(self, generation: Generation, error: OmlxError) -> None:
+        if generation.fail(error):
+            self.tell_end(generation, error)
+
+    def _leave(self, attempt: Attempt) -> None:
+        attempt.leaving = True
+        link = self._pool.link
+        if link.wanted.requests.pop(attempt.order.request, None) is not None:
+            link.changed()
+
+    def _gone(self, request: str) -> None:
+        """The engine has nothing of it any more."""
+        attempt = self._attempts.pop(request, None)
+        if attempt is None:
+            return
+        self._leave(attempt)
+        attempt.entry.in_engine.discard(attempt.generation.id)
+        if not attempt.gone.done():
+            attempt.gone.set_result(None)
+
+    def _of(self, model: str) -> list[Attempt]:
+        return [attempt for attempt in self._attempts.values() if attempt.entry.name == model]
+
+    def _emit(self, event: Event) -> None:
+        self._pool.emit(event)

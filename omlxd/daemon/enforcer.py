@@ -1,0 +1,329 @@
+"""The enforcer: looks at memory every second and whenever the engine stops for it, and acts until the limit holds.
+
+What to do is decided by `core.policy`; this is the loop around it: read at rest, decide, act, read again, tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from omlxd.core.errors import OmlxError
+from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.core.limits import Machine, MemoryLimits, resolve_limits
+from omlxd.core.memory import MemoryReading, Policy
+from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Limits, Unload, decide
+from omlxd.core.states import EnforcerView, Level
+from omlxd.daemon.decisions import DecisionRecord
+from omlxd.daemon.loading import cancelled
+from omlxd.daemon.machine import find_machine
+from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.request import aborted
+from omlxd.engine.protocol import MIB, EngineLimits, OverLimit
+
+EXHAUSTED_STEP_BYTES = 16 * MIB  # growth after which an engine that cannot be helped is looked at again
+ACTION_TIMEOUT_S = 30.0  # an engine that is stuck in a step cannot obey; look again at the next tick
+MAX_ACTIONS_PER_TICK = 1000
+
+_NO_LIMITS = MemoryLimits(0, 0, "max_memory")
+
+
+class ProcessMemoryEnforcer:
+    """Keeps the memory of a pool's models at or below `max_bytes`.
+
+    Args:
+        engine_pool: whose models are watched.
+        max_bytes: the soft limit in bytes; 0 or less means no enforcement (R2).
+        poll_interval: seconds between two looks; the engine also stops by itself when it is over.
+        prefill_memory_guard: refuse a prefill that would pass the hard limit (R11).
+        hard_limit: bytes that loads and prefill may never pass; by default it follows from the machine.
+        machine: what there is to share; by default this machine.
+        policy: how pressure is answered.
+        emit: where events go; by default where the pool's go.
+        sleep: waits between two looks.
+        clock: monotonic seconds.
+
+    Raises:
+        InvalidRequest: `hard_limit` is below `max_bytes` or above what the machine has.
+    """
+
+    def __init__(
+        self,
+        engine_pool: EnginePool,
+        max_bytes: int,
+        poll_interval: float = 1.0,
+        prefill_memory_guard: bool = True,
+        *,
+        hard_limit: int | None = None,
+        machine: Machine | None = None,
+        policy: Policy = Policy.REFERENCE,
+        emit: Emit | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = engine_pool
+        self._max_bytes = max_bytes
+        self._poll_interval_s = poll_interval
+        self._guard = prefill_memory_guard
+        self._hard_limit = hard_limit
+        self._given_machine = machine
+        self._policy = policy
+        self._emit = emit or engine_pool.emit
+        self._sleep = sleep
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._tick_lock = asyncio.Lock()
+        self._level = Level.OK
+        self._reason: str | None = None
+        self._exhausted_at_bytes = 0
+        self._last_error: str | None = None
+        self._limits = resolve_limits(max_bytes, hard_limit, self._machine())
+
+    @property
+    def running(self) -> bool:
+        """Whether `start` was called and `stop` was not."""
+        return self._task is not None
+
+    @property
+    def level(self) -> Level:
+        """ok, over and acting, or over with nothing left to do (R9)."""
+        return self._level
+
+    @property
+    def limits(self) -> MemoryLimits:
+        """The limits in force, what binds, and warnings for the user."""
+        return self._limits
+
+    @property
+    def max_bytes(self) -> int:
+        """The soft limit that was asked for; setting it takes effect at once (R2)."""
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, max_bytes: int) -> None:
+        limits = resolve_limits(max_bytes, self._hard_limit, self._machine())
+        before_bytes, self._max_bytes = self._max_bytes, max_bytes
+        self._take(limits)
+        self._emit(
+            Event(
+                EventName.LIMIT_CHANGED,
+                fields={
+                    "before_bytes": before_bytes,
+                    "max_memory_bytes": max_bytes,
+                    "soft_limit_bytes": limits.soft_bytes,
+                    "hard_limit_bytes": limits.hard_bytes,
+                    "binding": limits.binding,
+                },
+            )
+        )
+        self._woken.set()
+
+    def start(self) -> None:
+        """Put the limits in force and begin to watch; the second call does nothing."""
+        if self._task is not None:
+            return
+        self._pool.bind()
+        self._pool.on_over_limit = self._on_over_limit
+        self._pool.on_engine_started = self._on_engine_started
+        self._take(resolve_limits(self._max_bytes, self._hard_limit, self._machine()))
+        self._task = asyncio.create_task(self._watch(), name="omlxd-enforcer")
+
+    async def stop(self) -> None:
+        """End the watch, lift the limits and clear the flags it set (R13); the second call does nothing."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        self._pool.on_over_limit = self._pool.on_engine_started = None
+        for entry in self._pool.entries.values():
+            entry.abort_loading = False
+        self._level, self._reason = Level.OK, None
+        self._pool.set_limits(Limits(policy=self._policy), EngineLimits(prefill_memory_guard=False))
+        self._pool.link.release()
+
+    async def settle(self) -> list[Decision]:
+        """Look now and act until the limit holds or nothing is left to do; returns what was decided and done.
+
+        The last decision is the one that found nothing more to do.
+        """
+        async with self._tick_lock:
+            return await self._tick()
+
+    def view(self) -> EnforcerView:
+        """What `status` shows."""
+        return EnforcerView(
+            policy=self._policy.value,
+            poll_interval_s=self._poll_interval_s,
+            level=self._level,
+            decisions=self._pool.decisions.count,
+            reason=self._reason,
+        )
+
+    async def _watch(self) -> None:
+        """R1: a tick per poll interval, and at once when woken; an exception in one is told, and the loop goes on."""
+        while True:
+            self._woken.clear()
+            try:
+                await self.settle()
+                self._last_error = None
+            except Exception as error:
+                self._tell_error(error)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        pause = asyncio.ensure_future(self._sleep(self._poll_interval_s))
+        woken = asyncio.ensure_future(self._woken.wait())
+        try:
+            await asyncio.wait([pause, woken], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+            woken.cancel()
+
+    async def _tick(self) -> list[Decision]:
+        """Decide and act until nothing is left to do; whatever happens, an engine that stands still goes on."""
+        pool, decisions = self._pool, list[Decision]()
+        try:
+            glance = decide(pool.snapshot(pool.engine.read()), pool.limits)
+            if glance.action is None and not self._over(glance):
+                self._set_level(Level.OK, glance)
+                return [glance]
+            async with pool.lock:
+                reading = await pool.read_rest()
+                while reading is not None and len(decisions) < MAX_ACTIONS_PER_TICK:
+                    decision = decide(pool.snapshot(reading), pool.limits)
+                    repeated = (
+                        bool(decisions) and decision.action is not None and decisions[-1].action == decision.action
+                    )
+                    decisions.append(decision)
+                    if decision.action is None or repeated:
+                        break
+                    reading = await self._do(decision, decision.action, reading)
+            if decisions:
+                self._judge(decisions[-1])
+        finally:
+            self._send_limits()
+            pool.link.release()
+        return decisions
+
+    async def _do(self, decision: Decision, action: Action, before: MemoryReading) -> MemoryReading | None:
+        """Act, read again at rest, and tell; None when the engine did not get to rest."""
+        pool, begun_s = self._pool, self._clock()
+        if not isinstance(action, DropCache):
+            self._set_level(Level.OVER, decision)
+        try:
+            async with asyncio.timeout(ACTION_TIMEOUT_S):
+                await self._act(action, decision.reason)
+        except TimeoutError:
+            return None
+        after = await pool.read_rest()
+        if isinstance(action, DropCache) and (after is None or after.cache_bytes >= before.cache_bytes):
+            return after  # an idle engine keeps its cache until it has a step to take; nothing was done
+        record = DecisionRecord(
+            trigger="limit",
+            rung=decision.rung,
+            action=_KINDS[type(action)],
+            victim=None if isinstance(action, DropCache) else action.model,
+            reason=decision.reason,
+            before=before,
+            after=after or pool.engine.read(),
+            candidates=decision.candidates,
+            duration_s=self._clock() - begun_s,
+        )
+        pool.decisions.add(record, pool.limits)
+        return after
+
+    async def _act(self, action: Action, reason: str) -> None:
+        match action:
+            case Unload(model=model):
+                await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}"))
+            case AbortRequests(model=model):
+                await self._pool.abort_requests(model, aborted(model, reason))
+            case CancelLoad(model=model):
+                await self._pool.cancel_load(model, cancelled(model, reason))
+            case DropCache():  # the engine drops it between steps, since it has the hard limit
+                self._pool.link.release()
+                self._pool.link.changed()
+
+    def _judge(self, last: Decision) -> None:
+        """The level after the last decision of a tick."""
+        if not self._over(last):
+            self._set_level(Level.OK, last)
+        elif last.exhausted:
+            self._exhausted_at_bytes = max(last.pressure_bytes, 1)
+            self._set_level(Level.EXHAUSTED, last)
+        else:
+            self._set_level(Level.OVER, last)
+
+    def _set_level(self, level: Level, decision: Decision) -> None:
+        """Told on the transition only (R9)."""
+        if level is not Level.EXHAUSTED:
+            self._exhausted_at_bytes = 0
+        self._reason = None if level is Level.OK else decision.reason
+        if level is self._level:
+            return
+        before, self._level = self._level, level
+        fields = {
+            "level_before": before.value,
+            "level_now": level.value,
+            "reason": decision.reason,
+            "outcome": decision.outcome.value,
+            "pressure_bytes": decision.pressure_bytes,
+            "soft_limit_bytes": decision.soft_bytes,
+        }
+        severity = {Level.OK: EventLevel.INFO, Level.OVER: EventLevel.WARNING, Level.EXHAUSTED: EventLevel.ERROR}
+        self._emit(Event(EventName.LEVEL_CHANGED, severity[level], fields=fields))
+
+    def _over(self, decision: Decision) -> bool:
+        return 0 < decision.soft_bytes < decision.pressure_bytes
+
+    def _take(self, limits: MemoryLimits) -> None:
+        """Put these limits in force everywhere, and warn once about what is not as asked."""
+        new_warnings = [text for text in limits.warnings if self._task is None or text not in self._limits.warnings]
+        self._limits = limits
+        self._send_limits()
+        for text in new_warnings:
+            self._emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields={"message": text}))
+
+    def _send_limits(self) -> None:
+        limits = Limits(self._limits.soft_bytes, self._limits.hard_bytes, self._limits.binding, self._policy)
+        pause_bytes = limits.soft_bytes
+        if self._exhausted_at_bytes:
+            pause_bytes = max(pause_bytes, self._exhausted_at_bytes + EXHAUSTED_STEP_BYTES)
+        engine_limits = EngineLimits(
+            limits.soft_bytes, limits.hard_bytes, pause_bytes if limits.soft_bytes else 0, self._guard
+        )
+        if (limits, engine_limits) != (self._pool.limits, self._pool.link.wanted.limits):
+            self._pool.set_limits(limits, engine_limits)
+
+    def _on_over_limit(self, event: OverLimit) -> None:
+        self._woken.set()
+
+    def _on_engine_started(self) -> None:
+        """Only now MLX can say what the device allows."""
+        if self._given_machine is None:
+            try:
+                self._take(resolve_limits(self._max_bytes, self._hard_limit, self._machine()))
+            except OmlxError as error:  # an explicit hard limit above what the device has just turned out to allow
+                self._emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields=error.to_json()))
+            self._woken.set()
+
+    def _machine(self) -> Machine:
+        return self._given_machine or find_machine(self._pool.engine.device_cap())
+
+    def _tell_error(self, error: Exception) -> None:
+        """Once per distinct message in a row."""
+        text = f"{type(error).__name__}: {error}"
+        if text != self._last_error:
+            self._last_error = text
+            self._emit(Event(EventName.ENFORCER_ERROR, EventLevel.ERROR, fields={"error": text}))
+
+
+_KINDS = {
+    Unload: "unload",
+    AbortRequests: "abort_requests",
+    CancelLoad: "cancel_load",
+    DropCache: "drop_cache",
+}

@@ -1,0 +1,133 @@
+"""One model of the pool: its state, its figures, and who uses it. Touched on the event loop's thread only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from omlxd.core.errors import OmlxError
+from omlxd.core.manifest import ModelSettings
+from omlxd.core.policy import EntrySnapshot
+from omlxd.core.states import EntryState, RequestState
+from omlxd.daemon.request import Generation
+
+if TYPE_CHECKING:
+    from omlxd.daemon.loading import LoadTicket
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What the last finished load took: seconds, and the models that were evicted for it."""
+
+    load_s: float
+    evicted: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class EnginePoolEntry:
+    """One model of the manifest, loaded or not.
+
+    Attributes:
+        name: what clients call it.
+        settings: its part of the manifest.
+        clock: monotonic seconds.
+        state: see `EntryState`.
+        pinned: never unloaded by the enforcer or for another load.
+        draining: while a user unloads it, the ids of the requests that are still served; later ones wait until it is
+            gone, and load it again.
+        weights_bytes: measured if it was ever loaded, else predicted from its files, else None.
+        context_length: tokens, None while unknown or unbounded.
+        error: why the last load failed or did not fit; None when it did not.
+        failed_at_s: when it became `failed`.
+        fingerprint: of the files that were loaded or that failed.
+        last_load: what the last finished load took.
+        ticket: the load in the queue or in progress.
+        requests: the generations that were admitted and whose memory is not back yet, by id.
+        in_engine: the ids of those that the engine has.
+        unloaded: resolved when the unload in progress has given the memory back.
+        used_at_s: when it last had a request or finished loading.
+    """
+
+    name: str
+    settings: ModelSettings
+    clock: Callable[[], float]
+    state: EntryState = EntryState.UNLOADED
+    pinned: bool = False
+    draining: frozenset[str] | None = None
+    weights_bytes: int | None = None
+    measured: bool = False
+    context_length: int | None = None
+    error: OmlxError | None = None
+    failed_at_s: float | None = None
+    fingerprint: str | None = None
+    last_load: LoadReport | None = None
+    ticket: LoadTicket | None = None
+    requests: dict[str, Generation] = field(default_factory=dict)
+    in_engine: set[str] = field(default_factory=set)
+    unloaded: asyncio.Future[None] | None = None
+    used_at_s: float | None = None
+    _abort_loading: bool = False
+
+    @property
+    def abort_loading(self) -> bool:
+        """Set it to stop the load in progress at its next step (R8); it is cleared when the load has ended."""
+        return self._abort_loading
+
+    @abort_loading.setter
+    def abort_loading(self, wanted: bool) -> None:
+        asked_before, self._abort_loading = self._abort_loading, wanted
+        if wanted and not asked_before and self.ticket is not None:
+            self.ticket.stop()
+
+    @property
+    def last_used(self) -> float | None:
+        """On `clock`; now while it has requests, None if it never had any and was never loaded."""
+        return self.clock() if self.requests else self.used_at_s
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it can run requests."""
+        return self.state is EntryState.LOADED
+
+    def takes(self, request: str | None) -> bool:
+        """Whether this request (or, with None, any new one) can go to the engine now."""
+        return self.loaded and (self.draining is None or request in self.draining)
+
+    @property
+    def running(self) -> int:
+        """Requests the engine has."""
+        return len(self.in_engine)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for the model, or for a place in its batch."""
+        return sum(generation.state is RequestState.WAITING for generation in self.requests.values())
+
+    @property
+    def load_progress(self) -> float | None:
+        """How much of it is in memory, 0 to 1; None when it is not loading."""
+        if self.ticket is None or self.state is not EntryState.LOADING:
+            return None
+        return self.ticket.done_bytes / max(1, self.ticket.total_bytes)
+
+    def touch(self) -> None:
+        """It was used until now."""
+        self.used_at_s = self.clock()
+
+    def snapshot(self, now_s: float, kv_bytes: int) -> EntrySnapshot:
+        """What the policy sees of it."""
+        busy = bool(self.requests)
+        return EntrySnapshot(
+            name=self.name,
+            state=self.state,
+            pinned=self.pinned,
+            weights_bytes=self.weights_bytes or 0,
+            kv_bytes=kv_bytes,
+            running=len(self.in_engine),
+            waiting=len(self.requests) - len(self.in_engine),
+            leases=len(self.requests) + (self.ticket is not None),
+            last_used_s=now_s if busy else (self.used_at_s or 0.0),
+            loading_order=self.ticket.order_id if self.ticket is not None else None,
+        )

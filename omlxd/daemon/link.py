@@ -1,0 +1,138 @@
+"""The pool's end of the plan/event seam: keeps what should be, and sends it as one plan per turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from omlxd.core.memory import MemoryReading
+from omlxd.engine.protocol import Engine, EngineEvent, EngineLimits, GenerationOrder, LoadOrder, OverLimit, Plan
+
+
+@dataclass
+class Wanted:
+    """What should be, as the pool edits it; `EngineLink.changed` sends it."""
+
+    resident: set[str] = field(default_factory=set)
+    load: LoadOrder | None = None
+    requests: dict[str, GenerationOrder] = field(default_factory=dict)
+    limits: EngineLimits = field(default_factory=EngineLimits)
+
+
+class EngineLink:
+    """Carries plans down and events up; binds to the running loop and starts the engine on first use.
+
+    Args:
+        engine: what runs models.
+        on_events: called on the loop's thread with each batch of events, in order.
+        prefill_chunk_tokens: tokens of one prefill step.
+        max_batch: requests of one model that decode together.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_events: Callable[[Sequence[EngineEvent]], None],
+        *,
+        prefill_chunk_tokens: int,
+        max_batch: int,
+    ) -> None:
+        self.engine = engine
+        self.wanted = Wanted()
+        self._on_events = on_events
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._max_batch = max_batch
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scheduled = False
+        self._seen_seq = 0
+        self._held_seq: int | None = None
+        self._closed = False
+
+    @property
+    def bound(self) -> bool:
+        """Whether the engine was started and not closed."""
+        return self._loop is not None and not self._closed
+
+    def bind(self) -> None:
+        """Start the engine for the running loop; does nothing the second time.
+
+        Raises:
+            RuntimeError: another loop uses it, or it was closed.
+        """
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise RuntimeError("the pool is closed")
+        if self._loop is None:
+            self._loop = loop
+            self.engine.start(self._post)
+        elif self._loop is not loop:
+            raise RuntimeError("the pool belongs to another event loop")
+
+    def changed(self) -> None:
+        """Send what is wanted with the next turn of the loop; many changes of one turn make one plan."""
+        if self._loop is None or self._closed or self._scheduled:
+            return
+        self._scheduled = True
+        self._loop.call_soon(self._apply)
+
+    def hold(self, event: OverLimit) -> None:
+        """Do not acknowledge this event yet: the engine stands still until `release`."""
+        if self._held_seq is None:
+            self._held_seq = event.seq
+
+    def release(self) -> None:
+        """Acknowledge what was held; the engine goes on after it has obeyed the next plan."""
+        if self._held_seq is not None:
+            self._held_seq = None
+            self.changed()
+
+    async def read_rest(self, timeout_s: float) -> MemoryReading | None:
+        """A reading with no step in flight, or None when the running step does not end in time."""
+        if self._scheduled:
+            self._apply()  # what was just asked for counts from this reading on
+        future = asyncio.wrap_future(self.engine.rest())
+        done, _ = await asyncio.wait([future], timeout=timeout_s)
+        if not done:
+            future.add_done_callback(lambda late: late.cancelled() or late.exception())
+            return None
+        return future.result()
+
+    async def close(self, timeout_s: float) -> bool:
+        """End the engine without blocking the loop; True when it ended in time."""
+        started, self._closed = self._loop is not None, True
+        return await asyncio.to_thread(self.engine.close, timeout_s) if started else True
+
+    def _apply(self) -> None:
+        self._scheduled = False
+        if self._closed:
+            return
+        wanted, seen_seq = self.wanted, self._seen_seq
+        if self._held_seq is not None:
+            seen_seq = min(seen_seq, self._held_seq - 1)
+        self.engine.apply(
+            Plan(
+                resident=frozenset(wanted.resident),
+                load=wanted.load,
+                requests=dict(wanted.requests),
+                limits=wanted.limits,
+                prefill_chunk_tokens=self._prefill_chunk_tokens,
+                max_batch=self._max_batch,
+                seen_seq=seen_seq,
+            )
+        )
+
+    def _post(self, events: Sequence[EngineEvent]) -> None:
+        """Called on the engine's thread."""
+        if self._loop is None or self._loop.is_closed():
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._receive, tuple(events))
+        except RuntimeError:
+            pass  # the loop closed in between; nobody is left to tell
+
+    def _receive(self, events: Sequence[EngineEvent]) -> None:
+        if self._closed or not events:
+            return
+        self._seen_seq = max(self._seen_seq, events[-1].seq)
+        self._on_events(events)

@@ -1,0 +1,383 @@
+"""The load queue: one load at a time in first-come order, room made for it first, and shared by all who want it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, OmlxError, ShuttingDown, from_json
+from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.core.room import Room, RoomKind, make_room
+from omlxd.core.states import EntryState
+from omlxd.core.units import format_bytes
+from omlxd.daemon.decisions import DecisionRecord
+from omlxd.daemon.entry import EnginePoolEntry, LoadReport
+from omlxd.daemon.request import aborted
+from omlxd.engine.protocol import LoadOrder, ModelInfo
+
+if TYPE_CHECKING:
+    from omlxd.daemon.pool import EnginePool
+
+RECHECK_S = 1.0  # a waiting load also looks without being woken: memory can come back unannounced
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStatus:
+    """How a load gets on: `state` is `waiting` or `loading`, `note` says what it waits for."""
+
+    model: str
+    state: str
+    done_bytes: int
+    total_bytes: int
+    note: str | None = None
+
+
+OnProgress = Callable[[LoadStatus], None]
+
+
+class LoadTicket:
+    """One load, from the request for it to its end."""
+
+    def __init__(self, entry: EnginePoolEntry, order_id: int, stop: Callable[[LoadTicket], None]) -> None:
+        self.entry = entry
+        self.order_id = order_id
+        self.done_bytes = 0
+        self.total_bytes = entry.weights_bytes or 0
+        self.note: str | None = "waits for its turn"
+        self.evicted: list[str] = []
+        self.cancelled: OmlxError | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.listeners: list[OnProgress] = []
+        self._stop = stop
+        self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.result.add_done_callback(_retrieved)
+
+    @property
+    def status(self) -> LoadStatus:
+        """For listeners and views."""
+        state = "loading" if self.entry.state is EntryState.LOADING else "waiting"
+        return LoadStatus(self.entry.name, state, self.done_bytes, self.total_bytes, self.note)
+
+    def stop(self) -> None:
+        """Stop the load wherever it is (`EnginePoolEntry.abort_loading`)."""
+        self._stop(self)
+
+    def tell(self, note: str | None) -> None:
+        """Tell the listeners how it gets on."""
+        self.note = note
+        for listener in tuple(self.listeners):
+            listener(self.status)
+
+
+class LoadQueue:
+    """Serves one ticket after the other; a ticket lives on when those who asked for it have gone.
+
+    Args:
+        pool: whose entries are loaded.
+        load_wait_s: seconds a load may wait for room before it ends in Busy.
+    """
+
+    def __init__(self, pool: EnginePool, load_wait_s: float) -> None:
+        self._pool = pool
+        self._load_wait_s = load_wait_s
+        self._queue: deque[LoadTicket] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._ids = count(1)
+
+    async def join(self, entry: EnginePoolEntry, on_progress: OnProgress | None = None) -> None:
+        """Wait until the entry is loaded, by a load that is under way or a new one; cancelling the wait leaves it be.
+
+        Raises:
+            DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
+        """
+        ticket = entry.ticket or self._enqueue(entry)
+        if on_progress is not None:
+            ticket.listeners.append(on_progress)
+            on_progress(ticket.status)
+        try:
+            await asyncio.shield(ticket.result)
+        except OmlxError as error:
+            raise fresh(error) from None
+        finally:
+            if on_progress is not None:
+                ticket.listeners.remove(on_progress)
+
+    async def cancel(self, entry: EnginePoolEntry, error: OmlxError) -> bool:
+        """Stop the entry's load wherever it is, and wait until its memory is back; False when there is none."""
+        ticket = entry.ticket
+        if ticket is None:
+            return False
+        self.abort(ticket, error)
+        await asyncio.wait([ticket.result])
+        return True
+
+    def abort(self, ticket: LoadTicket, error: OmlxError) -> None:
+        """Stop the load wherever it is, at once; the ticket ends when its memory is back."""
+        ticket.cancelled = ticket.cancelled or error
+        ticket.entry.abort_loading = True  # which calls `_stop`
+
+    async def close(self) -> None:
+        """End all tickets with ShuttingDown."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+        for ticket in tuple(self._queue):
+            self._finish(ticket, _shutting_down())
+        self._queue.clear()
+
+    def progress(self, entry: EnginePoolEntry, order: int, done_bytes: int, total_bytes: int) -> None:
+        """The engine has a slice more."""
+        if (ticket := entry.ticket) is not None and ticket.order_id == order:
+            ticket.done_bytes, ticket.total_bytes = done_bytes, total_bytes
+            ticket.tell(None)
+
+    def done(self, entry: EnginePoolEntry, order: int, info: ModelInfo) -> None:
+        """The engine has all of it; a load that was cancelled too late is unloaded again."""
+        ticket = entry.ticket
+        link = self._pool.link
+        link.wanted.load = None
+        if ticket is None or ticket.order_id != order or ticket.cancelled is not None:
+            entry.state = EntryState.UNLOADING  # the plan leaves it out; `unloaded` ends the ticket
+        else:
+            entry.state = EntryState.LOADED
+            entry.weights_bytes, entry.measured = info.weights_bytes, True
+            entry.context_length = info.context_length
+            link.wanted.resident.add(entry.name)
+            entry.last_load = LoadReport(info.load_s, tuple(ticket.evicted))
+            figures = {"weights_bytes": info.weights_bytes, "load_s": info.load_s, "evicted": list(ticket.evicted)}
+            self._emit(EventName.LOAD_FINISHED, entry, figures)
+            self._finish(ticket, None)
+        link.changed()
+
+    def ended(self, entry: EnginePoolEntry, order: int, error: OmlxError) -> None:
+        """The engine stopped loading it, and its memory is back."""
+        ticket = entry.ticket
+        if ticket is None or ticket.order_id != order:
+            return
+        self._pool.link.wanted.load = None
+        self._pool.link.changed()
+        entry.state = EntryState.UNLOADED
+        self._finish(ticket, ticket.cancelled or error)
+
+    def unloaded(self, entry: EnginePoolEntry) -> None:
+        """A model that was loaded although its load had been cancelled is gone again."""
+        ticket = entry.ticket
+        if ticket is not None and ticket.cancelled is not None:
+            self._finish(ticket, ticket.cancelled)
+
+    def _stop(self, ticket: LoadTicket) -> None:
+        entry = ticket.entry
+        ticket.cancelled = ticket.cancelled or cancelled(entry.name, "it was asked to stop")
+        if entry.state is EntryState.LOADING:
+            self._pool.link.wanted.load = None
+            self._pool.link.changed()
+        elif ticket.task is not None:
+            ticket.task.cancel()
+        else:
+            self._queue.remove(ticket)
+            self._finish(ticket, ticket.cancelled)
+
+    def _enqueue(self, entry: EnginePoolEntry) -> LoadTicket:
+        ticket = entry.ticket = LoadTicket(entry, next(self._ids), self._stop)
+        if entry.state is EntryState.FAILED:
+            entry.state = EntryState.UNLOADED
+        entry.error = None
+        self._queue.append(ticket)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work(), name="omlxd-loads")
+        return ticket
+
+    async def _work(self) -> None:
+        while self._queue:
+            ticket = self._queue.popleft()
+            ticket.task = asyncio.create_task(self._load(ticket), name=f"omlxd-load-{ticket.entry.name}")
+            try:
+                await asyncio.wait([ticket.task])
+            except asyncio.CancelledError:
+                ticket.cancelled = ticket.cancelled or _shutting_down()
+                ticket.task.cancel()
+                await asyncio.wait([ticket.task])
+                raise
+            finally:
+                self._finish(ticket, ticket.cancelled or _shutting_down())  # cancelled before its first line
+
+    async def _load(self, ticket: LoadTicket) -> None:
+        """From the files to the end of the load; whatever happens, the ticket ends."""
+        entry = ticket.entry
+        try:
+            order = await self._order(ticket)
+            await self._make_room(ticket, ticket.total_bytes, order)
+            await asyncio.wait([ticket.result])  # the engine's events end it
+        except OmlxError as error:
+            self._finish(ticket, error)
+        except Exception as unexpected:
+            message = f"loading `{entry.name}` failed: {unexpected}"
+            self._finish(ticket, LoadFailed(message, details={"kind": "internal"}))
+        finally:
+            self._finish(ticket, ticket.cancelled or _shutting_down())
+
+    async def _order(self, ticket: LoadTicket) -> LoadOrder:
+        """Look at the files first: what can be known to fail costs nobody any memory."""
+        entry = ticket.entry
+        files = await asyncio.to_thread(self._pool.read_folder, entry.settings)
+        if not entry.measured or entry.fingerprint != files.fingerprint:
+            entry.weights_bytes, entry.measured = files.weights_bytes, False
+        entry.fingerprint, entry.context_length = files.fingerprint, files.context_length
+        ticket.total_bytes = entry.weights_bytes or 0
+        max_context = entry.settings.max_context
+        return LoadOrder(ticket.order_id, entry.name, str(files.path), files.weights_bytes, max_context)
+
+    async def _make_room(self, ticket: LoadTicket, need_bytes: int, order: LoadOrder) -> None:
+        """Evict what nobody uses, or wait for what somebody uses; returns when the load has begun."""
+        pool, loop = self._pool, asyncio.get_running_loop()
+        deadline_s, told = loop.time() + self._load_wait_s, False
+        while True:
+            change = pool.change
+            async with pool.lock:
+                room = await self._evict_for(ticket, need_bytes)
+                if room.kind is RoomKind.FITS:
+                    self._begin(ticket, order)
+                    return
+            if room.kind is RoomKind.NEVER:
+                raise _does_not_fit(ticket.entry.name, room)
+            ticket.tell(room.why)
+            if not told:
+                told = True
+                numbers = {"blockers": list(room.blockers), "short_bytes": room.short_bytes, "reason": room.why}
+                self._emit(EventName.LOAD_WAITING, ticket.entry, numbers)
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
+                raise _still_busy(ticket.entry.name, room, self._load_wait_s)
+            try:
+                async with asyncio.timeout(min(left_s, RECHECK_S)):
+                    await change.wait()
+            except TimeoutError:
+                pass
+
+    async def _evict_for(self, ticket: LoadTicket, need_bytes: int) -> Room:
+        """Unload idle models one by one, reading memory after each, until it fits or none may go."""
+        pool, entry = self._pool, ticket.entry
+        while True:
+            reading = await pool.read_rest() or pool.engine.read()
+            snapshot = pool.snapshot(reading)
+            room = make_room(snapshot, pool.limits, entry.name, need_bytes)
+            if room.kind is not RoomKind.EVICT:
+                return room
+            victim = pool.entries[room.victims[0]]
+            ticket.tell(f"unloads `{victim.name}` first")
+            before_s = pool.clock()
+            await pool.evict(victim.name, aborted(victim.name, f"`{entry.name}` needs its memory"))
+            after = await pool.read_rest() or pool.engine.read()
+            ticket.evicted.append(victim.name)
+            record = DecisionRecord(
+                trigger="load",
+                rung="make_room",
+                action="unload",
+                victim=victim.name,
+                reason=room.why,
+                before=reading,
+                after=after,
+                candidates=room.candidates,
+                duration_s=pool.clock() - before_s,
+                extra={
+                    "for_model": entry.name,
+                    "victims": list(room.victims),
+                    "need_bytes": need_bytes,
+                    "short_bytes": room.short_bytes,
+                },
+            )
+            pool.decisions.add(record, pool.limits)
+
+    def _begin(self, ticket: LoadTicket, order: LoadOrder) -> None:
+        entry, link = ticket.entry, self._pool.link
+        entry.state, entry.abort_loading = EntryState.LOADING, False
+        entry.touch()
+        link.wanted.load = order
+        link.changed()
+        ticket.tell(None)
+        self._emit(EventName.LOAD_STARTED, entry, {"weights_bytes": order.weights_bytes, "path": order.path})
+
+    def _finish(self, ticket: LoadTicket, error: OmlxError | None) -> None:
+        """End the ticket once, and leave the entry as its end says: loaded, failed, or unloaded with the reason."""
+        entry = ticket.entry
+        if ticket.result.done():
+            return
+        entry.ticket, entry.abort_loading = None, False
+        if error is None:
+            entry.touch()
+            ticket.result.set_result(None)
+        else:
+            self._give_up(entry, error)
+            ticket.result.set_exception(error)
+        self._pool.notify()
+
+    def _give_up(self, entry: EnginePoolEntry, error: OmlxError) -> None:
+        entry.error = fresh(error)
+        if isinstance(error, LoadCancelled | ShuttingDown):
+            self._emit(EventName.LOAD_CANCELLED, entry, {"reason": error.message})
+            return
+        if not isinstance(error, Busy | DoesNotFit):
+            entry.state, entry.failed_at_s = EntryState.FAILED, entry.clock()
+        level = EventLevel.ERROR if entry.state is EntryState.FAILED else EventLevel.WARNING
+        self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_json()}, level)
+
+    def _emit(
+        self, name: EventName, entry: EnginePoolEntry, fields: Mapping[str, Any], level: EventLevel = EventLevel.INFO
+    ) -> None:
+        self._pool.emit(Event(name, level, model=entry.name, fields=fields))
+
+
+def fresh(error: OmlxError) -> OmlxError:
+    """The same error anew: one exception raised in many tasks would collect all their frames, and what they hold."""
+    return from_json(error.to_json())
+
+
+def cancelled(model: str, reason: str) -> LoadCancelled:
+    """The error of a load that was stopped; `reason` completes "the load of `model` was cancelled: ..."."""
+    return LoadCancelled(f"the load of `{model}` was cancelled: {reason}", hint="try again")
+
+
+def _does_not_fit(model: str, room: Room) -> DoesNotFit:
+    hint = (
+        "unpin a model, or raise the limit with `omlxd limit`"
+        if room.binding == "pinned"
+        else "raise the limit with `omlxd limit`, or use a smaller or more quantised model"
+    )
+    details = {
+        "need_bytes": room.need_bytes,
+        "limit_bytes": room.limit_bytes,
+        "used_bytes": room.used_bytes,
+        "binding": room.binding,
+    }
+    return DoesNotFit(room.why, hint=hint, details={**details, "model": model})
+
+
+def _still_busy(model: str, room: Room, waited_s: float) -> Busy:
+    who = ", ".join(f"`{name}`" for name in room.blockers) if room.blockers else "memory that is not accounted for"
+    return Busy(
+        f"`{model}` waited {waited_s:.0f} s for {format_bytes(room.short_bytes)} that {who} still holds",
+        hint="try again later, or `omlxd unload` a model",
+        details={
+            "model": model,
+            "blockers": list(room.blockers),
+            "short_bytes": room.short_bytes,
+            "need_bytes": room.need_bytes,
+            "used_bytes": room.used_bytes,
+            "limit_bytes": room.limit_bytes,
+            "retry_after_s": 10.0,
+        },
+    )
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("omlxd is shutting down", hint="start it again with `omlxd start`")
+
+
+def _retrieved(future: asyncio.Future[None]) -> None:
+    """Nobody may be left who asked; asyncio would complain about an exception that was never looked at."""
+    if not future.cancelled():
+        future.exception()

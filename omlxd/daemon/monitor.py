@@ -1,0 +1,102 @@
+"""The memory monitor: what `status` shows of memory, models and requests, read when somebody asks (R14)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, ModelView, RequestView
+from omlxd.daemon.enforcer import ProcessMemoryEnforcer
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.pool import EnginePool
+
+
+class MemoryMonitor:
+    """Views of one pool and, where there is one, its enforcer; costs nobody anything when nobody looks."""
+
+    def __init__(self, pool: EnginePool, enforcer: ProcessMemoryEnforcer | None = None) -> None:
+        self._pool = pool
+        self._enforcer = enforcer
+
+    def memory(self) -> MemoryView:
+        """Memory and limits now, in bytes; perhaps in the middle of a step."""
+        pool = self._pool
+        reading, limits = pool.engine.read(), pool.limits
+        committed_bytes = sum(entry.committed_bytes for entry in pool.snapshot(reading).entries)
+        return MemoryView(
+            used=reading.used_bytes,
+            active=reading.active_bytes,
+            cache=reading.cache_bytes,
+            footprint=reading.footprint_bytes,
+            base=reading.base_bytes,
+            peak=max(pool.engine.peak_bytes(), reading.active_bytes),
+            committed=committed_bytes,
+            unaccounted=max(0, reading.used_bytes - committed_bytes),
+            soft_limit=limits.soft_bytes,
+            hard_limit=limits.hard_bytes,
+            binding=limits.binding,
+            system_total=reading.system_total_bytes,
+            system_available=reading.system_available_bytes,
+        )
+
+    def enforcer(self) -> EnforcerView:
+        """What the enforcer does; level ok and no interval without one."""
+        if self._enforcer is not None:
+            return self._enforcer.view()
+        policy = self._pool.limits.policy.value
+        return EnforcerView(policy=policy, poll_interval_s=0.0, level=Level.OK, decisions=self._pool.decisions.count)
+
+    def model(self, name: str) -> ModelView:
+        """One model; raises UnknownModel."""
+        entry = self._pool.resolve(name)
+        return self._view(entry, self._pool.engine.kv_bytes().get(entry.name, 0))
+
+    def models(self) -> tuple[ModelView, ...]:
+        """All models, in the manifest's order."""
+        kv_bytes = self._pool.engine.kv_bytes()
+        return tuple(self._view(entry, kv_bytes.get(entry.name, 0)) for entry in self._pool.entries.values())
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """The generations in flight."""
+        return tuple(generation.view() for generation in self._pool.generations)
+
+    def recent_decisions(self) -> tuple[Mapping[str, Any], ...]:
+        """The last decisions, oldest first."""
+        return self._pool.decisions.recent
+
+    def backend(self) -> str | None:
+        """`cpu`, `metal` or `cuda` once the engine has started."""
+        return self._pool.dispatch.backend
+
+    def stalled_s(self) -> float:
+        """Seconds since the engine's last finished step while it has work; 0.0 when idle."""
+        return self._pool.engine.stalled_s()
+
+    def _view(self, entry: EnginePoolEntry, kv_bytes: int) -> ModelView:
+        now_s, used_s = self._pool.clock(), entry.last_used
+        return ModelView(
+            name=entry.name,
+            state=entry.state,
+            pinned=entry.pinned,
+            aliases=entry.settings.aliases,
+            path=entry.settings.path or entry.settings.repo or "",
+            weights_bytes=entry.weights_bytes,
+            kv_bytes=kv_bytes,
+            prefix_cache_bytes=0,
+            committed_bytes=entry.snapshot(now_s, kv_bytes).committed_bytes,
+            running=entry.running,
+            waiting=len(entry.requests) - entry.running,
+            parked=0,
+            tokens_per_s=_sum_or_none(entry),
+            last_used_s=None if used_s is None else max(0.0, now_s - used_s),
+            ttl_left_s=None,
+            load_progress=entry.load_progress,
+            context_length=entry.context_length,
+            error=None if entry.error is None or entry.state is EntryState.LOADED else entry.error.message,
+        )
+
+
+def _sum_or_none(entry: EnginePoolEntry) -> float | None:
+    """Tokens per second of all its requests together; None while none decodes."""
+    speeds = [speed for generation in entry.requests.values() if (speed := generation.tokens_per_s) is not None]
+    return sum(speeds) if speeds else None

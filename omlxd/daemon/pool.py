@@ -1,0 +1,465 @@
+"""The engine pool: which models are loaded, pinned and used, and how a request finds its model.
+
+Everything here runs on one event loop. `lock` is held while planning and evicting and while a load begins, never across
+a slice of a load, a generation or a wait for somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from omlxd.core.errors import Busy, DoesNotFit, EngineFailed, OmlxError, ShuttingDown, UnknownModel
+from omlxd.core.events import Emit, Event, EventName
+from omlxd.core.manifest import ModelSettings
+from omlxd.core.memory import MemoryReading
+from omlxd.core.policy import Limits, Snapshot
+from omlxd.core.states import EntryState
+from omlxd.core.units import format_bytes
+from omlxd.core.wording import nearest, shown
+from omlxd.daemon.decisions import DecisionLog
+from omlxd.daemon.dispatch import Dispatch
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.link import EngineLink
+from omlxd.daemon.loading import LoadQueue, OnProgress, cancelled, fresh
+from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
+from omlxd.daemon.request import Generation, Prompt, Wish, aborted, check_prompt, check_wish, tokens_left
+from omlxd.engine.protocol import Engine, EngineLimits, GenerationOrder, OverLimit
+
+REST_TIMEOUT_S = 5.0  # a step that takes longer is stuck; nothing is decided on what it shows
+FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
+
+ModelSource = ModelSettings | str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadResult:
+    """What `unload` found and did: the entry, its state before (loaded, loading or unloaded), active memory freed."""
+
+    entry: EnginePoolEntry
+    was: EntryState
+    freed_bytes: int
+
+
+class EnginePool:
+    """Several models in one process, loaded when they are asked for.
+
+    It binds to the running event loop, and starts the engine, when it is first used.
+
+    Args:
+        models: by name: a model folder, or its settings.
+        engine: what runs the models; by default one thread with MLX.
+        clock: monotonic seconds.
+        emit: where events go.
+        load_wait_s: seconds a load may wait for busy models before it ends in Busy.
+        drain_timeout_s: seconds that `unload` lets running requests go on.
+        prefill_chunk_tokens: tokens of one prefill step.
+        max_batch: requests of one model that decode together.
+        max_waiting: requests of one model that may wait; one more is told to come back later.
+        read_folder: reads a model's files before it is loaded.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelSource],
+        *,
+        engine: Engine | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        emit: Emit | None = None,
+        load_wait_s: float = 60.0,
+        drain_timeout_s: float = 30.0,
+        prefill_chunk_tokens: int = 256,
+        max_batch: int = 32,
+        max_waiting: int = 256,
+        read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
+    ) -> None:
+        if engine is None:
+            from omlxd.engine.thread import EngineThread  # brings numpy and psutil along: 30 ms
+
+            engine = EngineThread()
+        self.clock = clock
+        self.emit: Emit = emit or _nowhere
+        self.read_folder = read_folder or _read_folder
+        self.lock = asyncio.Lock()
+        self.limits = Limits()
+        self.decisions = DecisionLog(self.emit)
+        self.dispatch = Dispatch(self)
+        self.link = EngineLink(
+            engine, self.dispatch.handle, prefill_chunk_tokens=prefill_chunk_tokens, max_batch=max_batch
+        )
+        self.on_over_limit: Callable[[OverLimit], None] | None = None
+        self.on_engine_started: Callable[[], None] | None = None
+        self.change = asyncio.Event()
+        self._drain_timeout_s = drain_timeout_s
+        self._max_waiting = max_waiting
+        self._entries = {name: self._entry(name, source) for name, source in models.items()}
+        self._aliases = {alias: name for name, entry in self._entries.items() for alias in entry.settings.aliases}
+        self._loads = LoadQueue(self, load_wait_s)
+        self._ids = count(1)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._admitting = True
+
+    async def __aenter__(self) -> EnginePool:
+        self.bind()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the models."""
+        return self.link.engine
+
+    @property
+    def loads(self) -> LoadQueue:
+        """The loads that wait or are in progress."""
+        return self._loads
+
+    @property
+    def entries(self) -> Mapping[str, EnginePoolEntry]:
+        """All models by name, loaded or not."""
+        return MappingProxyType(self._entries)
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """The requests in flight, oldest first."""
+        return tuple(g for entry in self._entries.values() for g in entry.requests.values() if not g.ended)
+
+    def bind(self) -> None:
+        """Start the engine for the running loop, if that has not been done."""
+        self.link.bind()
+
+    def resolve(self, name_or_alias: str) -> EnginePoolEntry:
+        """The entry of this name or alias; raises UnknownModel with the nearest name as the hint."""
+        name = self._aliases.get(name_or_alias, name_or_alias)
+        if name in self._entries:
+            return self._entries[name]
+        near = nearest(name_or_alias, (*self._entries, *self._aliases))
+        hint = f"did you mean `{near}`?" if near else "`omlxd models` lists the models"
+        raise UnknownModel(f"there is no model `{shown(name_or_alias)}`", hint=hint, details={"model": name_or_alias})
+
+    # Loading and unloading
+
+    async def load(self, name: str, *, on_progress: OnProgress | None = None) -> EnginePoolEntry:
+        """Load the model, or join the load that is under way; returns when it is resident.
+
+        Cancelling the call does not cancel the load.
+
+        Raises:
+            UnknownModel: no such model.
+            DoesNotFit: it can never fit; nothing was evicted.
+            Busy: others held its memory for `load_wait_s`; LoadCancelled, ShuttingDown: it was stopped.
+            LoadFailed: its files do not make a model.
+        """
+        entry = self.resolve(name)
+        self._check_admitting()
+        self.bind()
+        await self._until_loaded(entry, on_progress=on_progress)
+        return entry
+
+    async def unload(self, name: str, *, now: bool = False, drain_timeout_s: float | None = None) -> UnloadResult:
+        """Unload the model, pinned or not; a load in progress is cancelled instead.
+
+        Its requests are served for `drain_timeout_s` (the pool's, when None) and aborted then; with `now` at once.
+
+        Raises:
+            UnknownModel: no such model.
+        """
+        entry = self.resolve(name)
+        if entry.ticket is not None:
+            await self._loads.cancel(entry, cancelled(entry.name, "it was unloaded"))
+            return UnloadResult(entry, EntryState.LOADING, 0)
+        while entry.state is EntryState.UNLOADING:
+            await self.change.wait()
+        if not entry.loaded:
+            return UnloadResult(entry, EntryState.UNLOADED, 0)
+        entry.draining = frozenset(entry.requests)
+        try:
+            before_bytes = self.engine.read().active_bytes
+            await self._drain(entry.requests.values(), 0.0 if now else drain_timeout_s, "it was unloaded")
+            async with self.lock:
+                await self.evict(entry.name, aborted(entry.name, "it was unloaded"))
+            after_bytes = self.engine.read().active_bytes
+        finally:
+            entry.draining = None
+            self.notify()
+        return UnloadResult(entry, EntryState.LOADED, max(0, before_bytes - after_bytes))
+
+    def pin(self, name: str) -> EnginePoolEntry:
+        """Never unload this model for another; does not load it. Raises UnknownModel."""
+        return self._set_pinned(name, True)
+
+    def unpin(self, name: str) -> EnginePoolEntry:
+        """Treat this model like any other again. Raises UnknownModel."""
+        return self._set_pinned(name, False)
+
+    # Generating
+
+    def generate(
+        self,
+        name: str,
+        *,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        prompt: str | None = None,
+        tokens: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> Generation:
+        """Start a generation and return its stream; the model is loaded for it when it is not resident.
+
+        Errors that come later (the model cannot be loaded, the prompt is longer than the context, the request had to
+        give way) are raised once, from the iteration.
+
+        Args:
+            name: the model, or an alias.
+            messages, prompt, tokens: exactly one of them: a conversation, plain text, token ids.
+            max_tokens: at most this many; by default what the context leaves, at most 4096.
+            temperature, top_p, seed: how tokens are chosen; temperature 0 is greedy, no seed is another one each time.
+            stop: texts that end the answer and are not part of it, at most 16.
+
+        Raises:
+            UnknownModel: no such model.
+            InvalidRequest: an option is out of range or the prompt is empty.
+            Busy: too many requests wait for this model already; ShuttingDown: nothing new is taken.
+        """
+        entry = self.resolve(name)
+        number = next(self._ids)
+        wish = check_wish(max_tokens, temperature, top_p, number if seed is None else seed, stop)
+        asked = check_prompt(messages, prompt, tokens)
+        self._check_admitting()
+        if entry.waiting >= self._max_waiting:
+            raise Busy(
+                f"{entry.waiting} requests wait for `{entry.name}` already",
+                hint="try again in a few seconds",
+                details={"model": entry.name, "waiting": entry.waiting, "retry_after_s": 5.0},
+            )
+        self.bind()
+        generation = Generation(f"r{number}", entry.name, self, self.clock)
+        entry.requests[generation.id] = generation
+        task = asyncio.create_task(self._serve(entry, generation, asked, wish), name=f"omlxd-{generation.id}")
+        self._tasks[generation.id] = task
+        task.add_done_callback(lambda _: self._ended(entry, generation))
+        return generation
+
+    def abort(self, request_id: str, reason: str) -> bool:
+        """End a request with one clear error now; its memory is back after the next step. False when there is none."""
+        for entry in self._entries.values():
+            if (generation := entry.requests.get(request_id)) is not None:
+                return self._abort(generation, aborted(entry.name, reason))
+        return False
+
+    # For the enforcer and the load queue
+
+    async def read_rest(self, timeout_s: float = REST_TIMEOUT_S) -> MemoryReading | None:
+        """Memory with no step in flight; None when the running step does not end in time."""
+        return await self.link.read_rest(timeout_s)
+
+    def snapshot(self, reading: MemoryReading) -> Snapshot:
+        """What a decision may depend on, now."""
+        now_s, kv_bytes = self.clock(), self.engine.kv_bytes()
+        entries = tuple(entry.snapshot(now_s, kv_bytes.get(entry.name, 0)) for entry in self._entries.values())
+        return Snapshot(now_s, reading, entries)
+
+    def set_limits(self, limits: Limits, engine_limits: EngineLimits) -> None:
+        """Put limits in force, for loads and in the engine (R5)."""
+        self.limits = limits
+        self.link.wanted.limits = engine_limits
+        self.link.changed()
+        self.notify()
+
+    async def evict(self, name: str, error: OmlxError) -> None:
+        """Unload the model now; requests that run end with `error`, those that wait survive. Hold `lock`.
+
+        Returns when the memory is back; giving up the wait does not stop the unload.
+        """
+        entry = self._entries[name]
+        if entry.state is EntryState.LOADED:
+            entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
+            self.link.wanted.resident.discard(name)
+            self.dispatch.take_out(name, error)
+            self.link.release()
+            self.link.changed()
+        if entry.unloaded is not None:
+            await asyncio.shield(entry.unloaded)
+
+    async def abort_requests(self, name: str, error: OmlxError) -> None:
+        """Abort all requests that the engine has for the model; returns when their memory is back."""
+        gone = self.dispatch.abort_all(name, error)
+        self.link.release()
+        self.link.changed()
+        if gone:
+            await asyncio.wait(gone)
+
+    async def cancel_load(self, name: str, error: OmlxError) -> bool:
+        """Stop the model's load at its next step; returns when its memory is back, False when there was none."""
+        self.link.release()
+        return await self._loads.cancel(self._entries[name], error)
+
+    def notify(self) -> None:
+        """Something changed that somebody may be waiting for."""
+        self.change.set()
+        self.change = asyncio.Event()
+
+    # The end
+
+    def stop_admitting(self) -> None:
+        """Refuse new requests and loads with ShuttingDown; what is there goes on."""
+        self._admitting = False
+
+    async def drain(self, timeout_s: float) -> None:
+        """Serve what is there for at most `timeout_s`, then abort the rest."""
+        await self._drain(self.generations, timeout_s, "omlxd is shutting down")
+
+    async def close(self, timeout_s: float = 10.0) -> bool:
+        """End all requests and loads, give the memory back and end the engine; True when it ended in time."""
+        self._admitting = False
+        for generation in self.generations:
+            generation.fail(_shutting_down())
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._loads.close()
+        in_time = await self.link.close(timeout_s)
+        for entry in self._entries.values():
+            if entry.state is not EntryState.FAILED:
+                entry.state = EntryState.UNLOADED
+            if entry.unloaded is not None and not entry.unloaded.done():
+                entry.unloaded.set_result(None)
+        self.notify()
+        return in_time
+
+    # Below: how it is done
+
+    def _entry(self, name: str, source: ModelSource) -> EnginePoolEntry:
+        if not isinstance(source, ModelSettings):
+            source = ModelSettings(name=name, path=str(Path(source).expanduser().absolute()))
+        return EnginePoolEntry(name, source, self.clock, pinned=source.pin)
+
+    def _set_pinned(self, name: str, pinned: bool) -> EnginePoolEntry:
+        entry = self.resolve(name)
+        if entry.pinned is not pinned:
+            entry.pinned = pinned
+            self.emit(Event(EventName.PINNED if pinned else EventName.UNPINNED, model=entry.name))
+            self.notify()
+        return entry
+
+    def _check_admitting(self) -> None:
+        if not self._admitting:
+            raise _shutting_down()
+
+    async def _serve(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
+        """The life of one request: its model, its tokens, the engine; again when it was evicted before its turn."""
+        try:
+            tokens: tuple[int, ...] | None = None
+            while not generation.ended:
+                if tokens is None and (codec := self.engine.codec(entry.name)) is not None:
+                    tokens = await asyncio.to_thread(asked.encode, codec)
+                    generation.prompt_tokens = len(tokens)
+                    tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
+                await self._until_loaded(entry, request=generation.id)
+                if tokens is None or not entry.takes(generation.id):
+                    continue  # the tokenizer is there now; or it was evicted between its load and now
+                order = self._order(entry, generation, tokens, wish)
+                await self.dispatch.run(entry, generation, order)
+        except OmlxError as error:
+            self._fail(generation, error)
+        except Exception as unexpected:
+            self._fail(generation, EngineFailed(f"the request to `{entry.name}` failed: {unexpected}"))
+
+    def _order(
+        self, entry: EnginePoolEntry, generation: Generation, tokens: tuple[int, ...], wish: Wish
+    ) -> GenerationOrder:
+        soft_bytes, weights_bytes = self.limits.soft_bytes, entry.weights_bytes or 0
+        if 0 < soft_bytes < weights_bytes:  # R7 keeps the last model, but nothing can run beside its weights
+            raise DoesNotFit(
+                f"the weights of `{entry.name}` ({format_bytes(weights_bytes)}) alone are over the soft limit"
+                f" {format_bytes(soft_bytes)} ({self.limits.binding})",
+                hint="raise the limit with `omlxd limit`",
+                details={"model": entry.name, "need_bytes": weights_bytes, "limit_bytes": soft_bytes},
+            )
+        codec = self.engine.codec(entry.name)
+        context_length = codec.context_length if codec is not None else entry.context_length
+        max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length)
+        return GenerationOrder(generation.id, entry.name, tokens, max_tokens, wish.sampling, wish.stop)
+
+    async def _until_loaded(
+        self, entry: EnginePoolEntry, *, request: str | None = None, on_progress: OnProgress | None = None
+    ) -> None:
+        """Wait until the entry takes this request; without a request, a failed load is tried again at once."""
+        while not entry.takes(request):
+            if entry.loaded or entry.state is EntryState.UNLOADING:
+                await self.change.wait()
+                continue
+            if entry.state is EntryState.FAILED and request is not None:
+                await self._check_failed(entry)
+            await self._loads.join(entry, on_progress)
+
+    async def _check_failed(self, entry: EnginePoolEntry) -> None:
+        """Answer with the reason of the last failure, unless that was a while ago or the files have changed since."""
+        if entry.error is None or self.clock() - (entry.failed_at_s or 0.0) >= FAILED_FOR_S:
+            return
+        if entry.fingerprint is not None:
+            now = await asyncio.to_thread(_fingerprint, entry.settings)
+            if now != entry.fingerprint:
+                return
+        if entry.error is not None:
+            raise fresh(entry.error)
+
+    async def _drain(self, generations: Iterable[Generation], timeout_s: float | None, reason: str) -> None:
+        """Let these requests end by themselves; abort those that do not in time."""
+        ends = asyncio.get_running_loop().time() + (self._drain_timeout_s if timeout_s is None else timeout_s)
+        for generation in tuple(generations):
+            await generation.wait_ended(max(0.0, ends - asyncio.get_running_loop().time()))
+            self._abort(generation, aborted(generation.model, reason))
+
+    def _abort(self, generation: Generation, error: OmlxError) -> bool:
+        if not self._fail(generation, error):
+            return False
+        if not self.dispatch.remove(generation) and (task := self._tasks.get(generation.id)) is not None:
+            task.cancel()  # it waits for its model; nothing of it is in the engine
+        return True
+
+    def _fail(self, generation: Generation, error: OmlxError) -> bool:
+        failed = generation.fail(fresh(error))
+        if failed:
+            self.dispatch.tell_end(generation, error)
+        return failed
+
+    def _ended(self, entry: EnginePoolEntry, generation: Generation) -> None:
+        """Its task is over and its memory is back; without an end of its own it was cancelled with the pool."""
+        generation.fail(_shutting_down())
+        entry.requests.pop(generation.id, None)
+        self._tasks.pop(generation.id, None)
+        entry.touch()
+        self.notify()
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("omlxd is shutting down", hint="start it again with `omlxd start`")
+
+
+def _read_folder(settings: ModelSettings) -> ModelFiles:
+    return read_model_folder(model_folder(settings))
+
+
+def _fingerprint(settings: ModelSettings) -> str | None:
+    try:
+        return folder_fingerprint(model_folder(settings))
+    except OmlxError:
+        return None
+
+
+def _nowhere(event: Event) -> None:
+    """Events of a pool that nobody listens to."""

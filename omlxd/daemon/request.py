@@ -1,0 +1,284 @@
+"""One generation as its caller sees it: an asynchronous stream of text that ends well, or with exactly one error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from omlxd.core.errors import ContextExceeded, InvalidRequest, OmlxError, RequestAborted
+from omlxd.core.states import FinishReason, RequestState, RequestView
+from omlxd.engine.protocol import Sampling, TextCodec
+
+DEFAULT_MAX_TOKENS = 4096
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New text, and the number of tokens behind it (text may be empty: half a character, a possible stop)."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be continued: exactly one of a conversation, plain text or token ids."""
+
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def encode(self, codec: TextCodec) -> tuple[int, ...]:
+        """The prompt's tokens, all within the vocabulary; slow for long prompts, so call it in a thread.
+
+        Raises:
+            InvalidRequest: it has no tokens, an id is beyond the vocabulary, or the chat template refuses it.
+        """
+        if self.messages is not None:
+            tokens = tuple(codec.encode_chat(self.messages))
+        elif self.text is not None:
+            tokens = tuple(codec.encode_text(self.text))
+        else:
+            tokens = self.tokens or ()
+        if not tokens:
+            raise InvalidRequest("the prompt has no tokens", hint="send at least one character")
+        worst = max(tokens) if min(tokens) >= 0 else min(tokens)
+        if not 0 <= worst < codec.vocab_size:
+            raise InvalidRequest(
+                f"token id {worst} is not in the vocabulary of {codec.vocab_size} tokens",
+                hint="send text, or ids made with this model's tokenizer",
+                details={"token": worst, "vocab_size": codec.vocab_size},
+            )
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request asks for beyond its prompt, checked."""
+
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+
+
+def check_prompt(
+    messages: Sequence[Mapping[str, Any]] | None, prompt: str | None, tokens: Sequence[int] | None
+) -> Prompt:
+    """The prompt of `generate`; raises InvalidRequest unless exactly one of the three is given and not empty."""
+    if sum(given is not None for given in (messages, prompt, tokens)) != 1:
+        raise InvalidRequest("give exactly one of `messages`, `prompt` and `tokens`")
+    if tokens is not None and not all(type(token) is int for token in tokens):
+        raise InvalidRequest("`tokens` must be whole numbers")
+    if not (messages or prompt or tokens):
+        raise InvalidRequest("the prompt is empty", hint="send at least one character")
+    return Prompt(None if messages is None else tuple(messages), prompt, None if tokens is None else tuple(tokens))
+
+
+def check_wish(max_tokens: int | None, temperature: float, top_p: float, seed: int, stop: str | Sequence[str]) -> Wish:
+    """The options of `generate`; raises InvalidRequest with the option's name in `details["param"]`."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for param, good, must in (
+        ("max_tokens", max_tokens is None or max_tokens >= 1, "at least 1"),
+        ("temperature", 0 <= temperature <= 2, "between 0 and 2"),
+        ("top_p", 0 < top_p <= 1, "above 0 and at most 1"),
+        ("stop", len(stops) <= MAX_STOPS and all(stops), f"at most {MAX_STOPS} strings, none of them empty"),
+    ):
+        if not good:
+            raise InvalidRequest(f"`{param}` must be {must}", details={"param": param})
+    return Wish(Sampling(temperature=temperature, top_p=top_p, seed=seed), max_tokens, stops)
+
+
+def tokens_left(model: str, prompt_tokens: int, max_tokens: int | None, context_length: int | None) -> int:
+    """How many tokens may be generated: what was asked for, but no more than the context leaves.
+
+    Raises:
+        ContextExceeded: the prompt and one token are longer than the context.
+    """
+    if context_length is None:
+        return max_tokens or DEFAULT_MAX_TOKENS
+    left = context_length - prompt_tokens
+    if left < 1:
+        raise ContextExceeded(
+            f"the prompt has {prompt_tokens} tokens and `{model}` has a context of {context_length},"
+            " of which the answer needs at least 1",
+            hint=f"shorten the prompt by {1 - left} tokens or more",
+            details={"prompt_tokens": prompt_tokens, "context_length": context_length},
+        )
+    return min(max_tokens or DEFAULT_MAX_TOKENS, left)
+
+
+class Owner(Protocol):
+    """Who runs a generation and can stop it (the pool)."""
+
+    def abort(self, request_id: str, reason: str) -> bool: ...
+
+
+class Generation:
+    """One request in flight: iterate over it for its `Chunk`s; an error is raised once, from the iteration.
+
+    Leaving early costs a step at most: `aclose()`, the end of an `async with` block and cancelling the task that waits
+    for the next chunk all abort it. Use `wait` to look at it with a timeout without aborting it.
+
+    Attributes:
+        id: short and unique while the process lives.
+        model: the entry's name.
+        state: waiting, prefill, decode, finished or aborted.
+        prompt_tokens, prefilled_tokens, generated_tokens: counts so far.
+        finish_reason: set when it ended well.
+        error: set when it did not.
+    """
+
+    def __init__(self, request_id: str, model: str, owner: Owner, clock: Callable[[], float]) -> None:
+        self.id = request_id
+        self.model = model
+        self.state = RequestState.WAITING
+        self.prompt_tokens = 0
+        self.prefilled_tokens = 0
+        self.generated_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.error: OmlxError | None = None
+        self.stays = 0  # how often it was given to the engine; an eviction before its first step makes one more
+        self._owner = owner
+        self._clock = clock
+        self._started_s = clock()
+        self._first_s: float | None = None
+        self._last_s: float | None = None
+        self._first_tokens = 0
+        self._chunks: deque[Chunk] = deque()
+        self._news = asyncio.Event()
+        self._error_told = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in (RequestState.FINISHED, RequestState.ABORTED)
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the request to its first token; None before it."""
+        return None if self._first_s is None else self._first_s - self._started_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decode speed, without the first token's wait; None while there is too little to tell."""
+        later = self.generated_tokens - self._first_tokens
+        if self._first_s is None or self._last_s is None or later < 1 or self._last_s <= self._first_s:
+            return None
+        return later / (self._last_s - self._first_s)
+
+    def view(self) -> RequestView:
+        """The request as `status` shows it."""
+        return RequestView(
+            id=self.id,
+            model=self.model,
+            state=self.state,
+            prompt_tokens=self.prompt_tokens,
+            prefilled_tokens=self.prefilled_tokens,
+            generated_tokens=self.generated_tokens,
+            age_s=self._clock() - self._started_s,
+        )
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """The next chunk; raises the request's error once, and then StopAsyncIteration."""
+        try:
+            await self._wait()
+        except asyncio.CancelledError:
+            self._owner.abort(self.id, "the caller went away")
+            raise
+        if self._chunks:
+            return self._chunks.popleft()
+        if self.error is not None and not self._error_told:
+            self._error_told = True
+            raise self.error
+        raise StopAsyncIteration
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until a chunk, the end or the error is there, at most `timeout_s`; True when it is. Aborts nothing."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def text(self) -> str:
+        """The whole answer; raises the request's error."""
+        return "".join([chunk.text async for chunk in self])
+
+    async def aclose(self) -> None:
+        """Abort it if it still runs; returns at once, its memory is back after the engine's next step."""
+        self._owner.abort(self.id, "the caller went away")
+        self._error_told = True
+        self._chunks.clear()
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def wait_ended(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing more will come, at most `timeout_s`; True when it ended."""
+        done, _ = await asyncio.wait([self._ended], timeout=timeout_s)
+        return bool(done)
+
+    # What follows is for the pool, on the event loop's thread.
+
+    def prefilled(self, done: int) -> None:
+        """`done` tokens of the prompt have been run."""
+        if not self.ended:
+            self.prefilled_tokens = done
+            self.state = RequestState.PREFILL
+
+    def push(self, text: str, tokens: int) -> None:
+        """New text arrived."""
+        if self.ended:
+            return
+        self._last_s = self._clock()
+        if self._first_s is None:
+            self._first_s, self._first_tokens = self._last_s, tokens
+        self.state = RequestState.DECODE
+        self.prefilled_tokens = self.prompt_tokens
+        self.generated_tokens += tokens
+        self._chunks.append(Chunk(text, tokens))
+        self._news.set()
+
+    def finish(self, reason: FinishReason) -> None:
+        """It ended well; later ends are ignored."""
+        if not self.ended:
+            self.finish_reason = reason
+            self._end(RequestState.FINISHED)
+
+    def fail(self, error: OmlxError) -> bool:
+        """It ended with this error; False when it had ended before (R15: one end only)."""
+        if self.ended:
+            return False
+        self.error = error
+        self._end(RequestState.ABORTED)
+        return True
+
+    def _end(self, state: RequestState) -> None:
+        self.state = state
+        self._news.set()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _wait(self) -> None:
+        while not self._chunks and not self.ended:
+            self._news.clear()
+            await self._news.wait()
+
+
+def aborted(model: str, reason: str) -> RequestAborted:
+    """The error of a request that had to give way; `reason` completes "the request to `model` was aborted: ..."."""
+    return RequestAborted(
+        f"the request to `{model}` was aborted: {reason}", hint="send it again", details={"retry_after_s": 5.0}
+    )

@@ -126,7 +126,7 @@ class _BoundedBody:
 
 def _check_key(expected: str, authorization: str) -> None:
     scheme, _, key = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), expected.encode()):
+    if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), expected.encode()):
         raise KeyRefused(
             "the API key is missing or wrong",
             hint="send `Authorization: Bearer KEY` with `api.api_key` of the manifest",

@@ -20,6 +20,7 @@ from omlxd.daemon.sockets import may_connect
 MAX_HEADER_BYTES = 32 * 1024
 BACKLOG = 512
 _TICK_S = 1.0
+_GRACE_S = 0.5
 
 
 class HttpServer:
@@ -45,7 +46,7 @@ class HttpServer:
                 interface="asgi3",
                 backlog=BACKLOG,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-                timeout_graceful_shutdown=1,
+                timeout_graceful_shutdown=5,  # the net below `stop`, which has cut the connections long before
             )
         )
         self._sockets = list(sockets)
@@ -61,13 +62,15 @@ class HttpServer:
             await self._task  # raises why it could not start
 
     async def stop(self) -> None:
-        """Close the sockets; answers under way get a second, connections that still read after it are cut."""
+        """Close the sockets; answers under way get a moment, connections that still read after it are cut."""
         if self._task is None:
             return
         self._server.leave()
-        await asyncio.wait({self._task})
+        await asyncio.wait({self._task}, timeout=_GRACE_S)
+        # Cut and not cancelled: the applications see a client that went away and end as they always do.
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
+        await asyncio.wait({self._task})
         for bound in self._sockets:
             bound.close()
 

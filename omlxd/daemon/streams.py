@@ -44,6 +44,9 @@ class Stream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for piece in self._source:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+            # uvicorn's send returns at once while there is room, and for ever when the client is gone; a source that
+            # always has more would never let anybody else run.
+            await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

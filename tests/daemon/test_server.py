@@ -1,0 +1,398 @@
+"""The two doors: who gets in, what is refused, and that no client can hold the server up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from omlxd.core.errors import AlreadyRunning, Busy, OmlxError, StartFailed
+from omlxd.core.events import Event, EventName
+from omlxd.core.manifest import ListenAddress
+from omlxd.daemon import sockets
+from omlxd.daemon.front_door import FrontDoor, TcpRules
+from omlxd.daemon.home import Home, find_home
+from omlxd.daemon.http_errors import (
+    JsonResponse,
+    answer_http_exception,
+    answer_omlx_error,
+    answer_unexpected,
+)
+from omlxd.daemon.lock import HomeLock
+from omlxd.daemon.log import libraries_to
+from omlxd.daemon.server import HttpServer
+from omlxd.daemon.sockets import bind_tcp, bind_unix, peer_uid, prepare_home, remove_socket
+from omlxd.daemon.streams import NDJSON, Stream, while_connected
+from tests.fakes.wire import connect, fetch
+
+PROMPT = "a prompt that nobody may log"
+
+
+@dataclass
+class Doors:
+    """A running server with a little application."""
+
+    unix: Path
+    tcp: tuple[str, int]
+    events: list[Event] = field(default_factory=list)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def doors(tmp_path: Path, *, listen: str = "127.0.0.1", api_key: str | None = None) -> AsyncIterator[Doors]:
+    address = ListenAddress(listen, 0)
+    unix, tcp = bind_unix(tmp_path / "s"), bind_tcp(address, manifest=tmp_path / "omlxd.toml")
+    made = Doors(tmp_path / "s", ("127.0.0.1", tcp.getsockname()[1]))
+
+    async def endless(request: Request) -> Response:
+        return Stream(_endless(made), NDJSON)
+
+    async def wait(request: Request) -> Response:
+        return await _wait(request, made)
+
+    shared = [Route("/v1/models", _echo, methods=["GET", "POST"]), Route("/health", _echo)]
+    secret = [
+        Route("/v1/control/status", _echo),
+        Route("/v1/control/broken", _broken),
+        Route("/v1/control/busy", _busy),
+        Route("/v1/control/endless", endless),
+        Route("/v1/control/wait", wait, methods=["POST"]),
+    ]
+    handlers = {OmlxError: answer_omlx_error, HTTPException: answer_http_exception, Exception: answer_unexpected}
+    front = FrontDoor(
+        Starlette(routes=shared + secret, exception_handlers=handlers),
+        Starlette(routes=shared, exception_handlers=handlers),
+        TcpRules(address, api_key),
+        made.events.append,
+        max_body_bytes=1_000,
+    )
+    server = HttpServer(front, [unix, tcp])
+    with libraries_to(made.events.append):
+        await server.start()
+        try:
+            yield made
+        finally:
+            await server.stop()
+
+
+async def _echo(request: Request) -> Response:
+    return JsonResponse({"bytes": len(await request.body())})
+
+
+async def _broken(request: Request) -> Response:
+    raise RuntimeError(PROMPT)
+
+
+async def _busy(request: Request) -> Response:
+    raise Busy("the queue is full", hint="try again", details={"retry_after_s": 2.5})
+
+
+async def _endless(made: Doors) -> AsyncIterator[bytes]:
+    try:
+        while True:
+            yield b'{"filler":"' + b"x" * 4_000 + b'"}\n'
+    finally:
+        made.closed.set()
+
+
+async def _wait(request: Request, made: Doors) -> Response:
+    await request.body()
+
+    async def forever() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            made.closed.set()
+        return 0
+
+    return JsonResponse({"result": await while_connected(request, forever())})
+
+
+async def raw(where: Path | tuple[str, int], sent: bytes) -> bytes:
+    """What the server answers to these bytes, until it closes."""
+
+    def talk() -> bytes:
+        with connect(where) if isinstance(where, Path) else socket.create_connection(where, timeout=20) as peer:
+            peer.sendall(sent)
+            received = b""
+            while part := peer.recv(65_536):
+                received += part
+            return received
+
+    return await asyncio.to_thread(talk)
+
+
+async def test_one_server_answers_on_both_sockets(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        assert (await fetch(made.unix, "GET", "/v1/models")).status == 200
+        assert (await fetch(made.tcp, "GET", "/v1/models")).status == 200
+
+
+async def test_control_routes_do_not_exist_on_tcp(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        assert (await fetch(made.unix, "GET", "/v1/control/status")).status == 200
+        answer = await fetch(made.tcp, "GET", "/v1/control/status")
+        assert answer.status == 404
+        assert answer.json["error"]["code"] == "no_such_path"
+
+
+async def test_unknown_paths_and_methods_are_answered_in_the_shape_of_their_api(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        unknown = await fetch(made.unix, "GET", "/v1/control/nothing")
+        assert (unknown.status, set(unknown.json["error"])) == (404, {"code", "message", "hint", "details"})
+        unknown = await fetch(made.unix, "GET", "/v1/embeddings")
+        assert (unknown.status, set(unknown.json["error"])) == (404, {"message", "type", "param", "code", "hint"})
+        method = await fetch(made.unix, "DELETE", "/v1/control/status")
+        assert (method.status, method.json["error"]["code"]) == (405, "method_not_allowed")
+        assert "GET" in method.headers["allow"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:1234", "[::1]:80"])
+async def test_our_own_names_are_answered_on_tcp(tmp_path: Path, host: str) -> None:
+    async with doors(tmp_path) as made:
+        assert (await fetch(made.tcp, "GET", "/v1/models", headers={"Host": host})).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8321", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"]
+)
+async def test_a_foreign_name_that_was_rebound_to_us_is_refused(tmp_path: Path, host: str) -> None:
+    async with doors(tmp_path) as made:
+        answer = await fetch(made.tcp, "GET", "/v1/models", headers={"Host": host})
+        assert (answer.status, answer.json["error"]["code"]) == (403, "not_permitted")
+
+
+async def test_a_daemon_that_listens_everywhere_is_reached_by_address_and_not_by_foreign_names(tmp_path: Path) -> None:
+    async with doors(tmp_path, listen="0.0.0.0") as made:
+        for host, status in {"10.0.0.1:8321": 200, socket.gethostname(): 200, "evil.example": 403}.items():
+            assert (await fetch(made.tcp, "GET", "/v1/models", headers={"Host": host})).status == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://localhost:3000", 200), ("http://127.0.0.1", 200), ("https://evil.example", 403), ("null", 403)],
+)
+async def test_web_pages_of_other_hosts_may_not_post_to_us(tmp_path: Path, origin: str, status: int) -> None:
+    async with doors(tmp_path) as made:
+        assert (await fetch(made.tcp, "POST", "/v1/models", {}, {"Origin": origin})).status == status
+
+
+async def test_the_key_is_asked_for_on_tcp_only(tmp_path: Path) -> None:
+    async with doors(tmp_path, api_key="sésame") as made:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic x"}):
+            answer = await fetch(made.tcp, "GET", "/v1/models", headers=headers)
+            assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
+            assert "sésame" not in answer.body.decode()
+        good = await raw(
+            made.tcp,
+            "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            "Authorization: bearer sésame\r\n\r\n".encode(),
+        )
+        assert good.startswith(b"HTTP/1.1 200")
+        assert (await fetch(made.unix, "GET", "/v1/models")).status == 200
+        assert (await fetch(made.tcp, "GET", "/health")).status == 200
+
+
+async def test_a_body_that_is_too_long_is_refused_announced_or_not(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        assert (await fetch(made.unix, "POST", "/v1/models", b"x" * 1_000)).json == {"bytes": 1_000}
+        announced = await fetch(made.unix, "POST", "/v1/models", b"x" * 1_001)
+        assert (announced.status, announced.json["error"]["code"]) == (413, "body_too_large")
+        chunked = await raw(
+            made.unix,
+            b"POST /v1/models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + b"400\r\n"
+            + b"x" * 1024
+            + b"\r\n",
+        )
+        assert chunked.startswith(b"HTTP/1.1 413")
+        assert made.events == []
+
+
+async def test_what_is_not_http_gets_a_json_400_and_the_connection_is_closed(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        answer = await raw(made.unix, b"\x16\x03\x01 hello\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert json.loads(body)["error"]["code"] == "invalid_request"
+
+
+async def test_headers_are_bounded(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        answer = await raw(made.unix, b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert (await fetch(made.unix, "GET", "/health")).status == 200
+
+
+async def test_a_bug_is_a_500_without_traceback_and_a_log_line_with_frames_but_no_text(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        answer = await fetch(made.unix, "GET", "/v1/control/broken")
+        assert (answer.status, answer.json["error"]["code"]) == (500, "internal_error")
+        assert PROMPT not in answer.body.decode()
+        assert [event.event for event in made.events] == [EventName.API_ERROR]
+        assert "_broken" in made.events[0].fields["traceback"]
+        assert PROMPT not in str(made.events[0])
+
+
+async def test_busy_says_when_to_come_back(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        answer = await fetch(made.unix, "GET", "/v1/control/busy")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "3")
+
+
+async def test_a_stream_ends_its_source_when_the_client_goes_away(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        peer = await asyncio.to_thread(_start_reading, made.unix)
+        peer.close()
+        async with asyncio.timeout(20):
+            await made.closed.wait()
+
+
+async def test_a_reader_that_stands_still_holds_up_neither_the_others_nor_the_end(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        peer = await asyncio.to_thread(_start_reading, made.unix)  # and reads no further
+        assert (await fetch(made.unix, "GET", "/health")).status == 200
+        assert not made.closed.is_set()
+    peer.close()
+    assert made.closed.is_set()
+    assert made.events == []
+
+
+async def test_work_for_a_whole_answer_is_cancelled_when_the_client_goes_away(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        peer = await asyncio.to_thread(connect, made.unix)
+        peer.sendall(b"POST /v1/control/wait HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        assert (await fetch(made.unix, "GET", "/health")).status == 200
+        peer.close()
+        async with asyncio.timeout(20):
+            await made.closed.wait()
+
+
+async def test_another_users_process_is_cut_off_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with doors(tmp_path) as made:
+        monkeypatch.setattr(sockets, "peer_uid", lambda connection: os.geteuid() + 4711)
+        with pytest.raises((ConnectionError, OSError)):
+            await fetch(made.unix, "GET", "/health")
+        assert (await fetch(made.tcp, "GET", "/health")).status == 200
+
+
+def _start_reading(path: Path) -> socket.socket:
+    peer = connect(path)
+    peer.sendall(b"GET /v1/control/endless HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert peer.recv(100).startswith(b"HTTP/1.1 200")
+    return peer
+
+
+def test_the_peers_user_is_known() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX)
+    with left, right:
+        assert peer_uid(left) == os.geteuid()
+
+
+def test_the_socket_is_private_from_the_start(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    with bind_unix(tmp_path / "s"):
+        assert os.umask(before) == 0o002
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_stale_socket_gives_way_and_the_end_leaves_none(tmp_path: Path) -> None:
+    bind_unix(tmp_path / "s").close()
+    bind_unix(tmp_path / "s").close()
+    remove_socket(tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    remove_socket(tmp_path / "s")
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), Path.mkdir, lambda path: path.symlink_to("x")])
+def test_what_is_not_a_socket_is_never_removed(tmp_path: Path, make: object) -> None:
+    path = tmp_path / "s"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(StartFailed, match="not a socket") as refused:
+        bind_unix(path)
+    assert refused.value.hint
+    remove_socket(path)
+    assert path.is_symlink() or path.exists()
+
+
+def test_a_socket_path_that_is_too_long_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="takes 103") as refused:
+        bind_unix(tmp_path / ("é" * 52))
+    assert "OMLXD_HOME" in str(refused.value.hint)
+
+
+def test_a_port_that_is_taken_names_the_key_to_change(tmp_path: Path) -> None:
+    first = bind_tcp(ListenAddress("127.0.0.1", 0), manifest=tmp_path)
+    with first, pytest.raises(StartFailed, match="taken") as refused:
+        bind_tcp(ListenAddress("127.0.0.1", first.getsockname()[1]), manifest=tmp_path / "omlxd.toml")
+    assert "api.listen" in str(refused.value.hint)
+    assert "omlxd.toml" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "x" * 300])
+def test_an_address_that_is_not_ours_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(StartFailed, match="cannot listen"):
+        bind_tcp(ListenAddress(host, 0), manifest=tmp_path)
+
+
+def test_the_home_is_made_private(tmp_path: Path) -> None:
+    home = Home(tmp_path / "deep" / "home")
+    prepare_home(home)
+    assert home.root.stat().st_mode & 0o777 == 0o700
+    assert home.logs.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_that_others_can_enter_is_closed_when_all_in_it_is_ours(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.manifest.write_text("")
+    home.root.chmod(0o755)
+    prepare_home(home)
+    assert home.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_with_other_things_in_it_is_left_as_it_is(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    (home.root / "photos").mkdir()
+    home.root.chmod(0o755)
+    with pytest.raises(StartFailed, match="open to other users") as refused:
+        prepare_home(home)
+    assert "chmod 700" in str(refused.value.hint)
+    assert home.root.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(StartFailed):
+        prepare_home(Home(tmp_path / "home"))
+
+
+def test_the_home_is_the_option_else_the_variable_else_the_dotted_directory(tmp_path: Path) -> None:
+    assert find_home(tmp_path, {"OMLXD_HOME": "/elsewhere"}).root == tmp_path
+    assert find_home(None, {"OMLXD_HOME": "/elsewhere"}).root == Path("/elsewhere")
+    assert find_home(None, {"OMLXD_HOME": ""}).root == Path.home() / ".omlxd"
+    assert find_home("relative", {}).root == Path.cwd() / "relative"
+
+
+def test_of_two_locks_the_second_is_refused_and_says_who_has_it(tmp_path: Path) -> None:
+    with HomeLock(tmp_path / "lock"), pytest.raises(AlreadyRunning, match=str(os.getpid())):
+        HomeLock(tmp_path / "lock")
+    with HomeLock(tmp_path / "lock"):
+        pass
+    assert (tmp_path / "lock").exists()

@@ -101,7 +101,10 @@ def fit_layout(
 
 
 def _fit(kind: _Kind, size_bytes: int, layers: int, vocab: int, storage: Storage) -> _Size:
-    """Choose the hidden width whose customary proportions come nearest, then mend the rest with the inner width."""
+    """Choose the hidden width whose customary proportions come nearest, then mend the rest with the inner width.
+
+    mamba2's inner width stays twice the hidden one: transformers refuses another when it reads the tokenizer.
+    """
     step = max(kind.inner_step, storage.group_size if storage.bits else 0)
 
     def bytes_of(hidden: int, inner: int) -> int:
@@ -113,6 +116,8 @@ def _fit(kind: _Kind, size_bytes: int, layers: int, vocab: int, storage: Storage
     hidden = HEAD_DIM
     while bytes_of(hidden + HEAD_DIM, customary(hidden + HEAD_DIM)) <= size_bytes:
         hidden += HEAD_DIM  # the widest that is not too big, so that the inner width has something to add
+    if kind.inner_fixed:
+        return _Size(layers, hidden, customary(hidden), vocab)
     smallest = bytes_of(hidden, step)
     steps = 1 + round((size_bytes - smallest) / (bytes_of(hidden, 2 * step) - smallest))
     if smallest > 1.1 * size_bytes:
@@ -237,6 +242,7 @@ class _Kind:
     shapes: Callable[[_Size], Shapes]
     inner_ratio: float = 8 / 3
     inner_step: int = 32
+    inner_fixed: bool = False
 
 
 KINDS: Mapping[str, _Kind] = {
@@ -245,5 +251,5 @@ KINDS: Mapping[str, _Kind] = {
     "qwen3": _Kind(lambda size: _transformer(size, qk_norm=True)),
     "gemma3_text": _Kind(lambda size: _transformer(size, qk_norm=True, four_norms=True)),
     "qwen3_moe": _Kind(lambda size: _transformer(size, qk_norm=True, experts=True), inner_ratio=1 / 3, inner_step=16),
-    "mamba2": _Kind(_mamba2, inner_ratio=2, inner_step=HEAD_DIM),
+    "mamba2": _Kind(_mamba2, inner_ratio=2, inner_step=HEAD_DIM, inner_fixed=True),
 }

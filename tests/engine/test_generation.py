@@ -1,0 +1,177 @@
+"""What the engine generates: the same greedy text as mlx-lm alone and together, seeds, stops, aborts, failures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from omlxd.core.errors import EngineFailed
+from omlxd.core.states import FinishReason
+from omlxd.engine import mlxlm
+from omlxd.engine.protocol import Finished, Generated, LoadDone, RequestGone
+from tests.engine.driver import Driver, generation, reference
+
+pytestmark = pytest.mark.mlx
+
+KINDS = {"llama": 3_000_000, "gemma3_text": 6_000_000, "qwen3_moe": 4_000_000, "mamba2": 3_000_000}
+TIE = 1e-3
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    assert driver.engine.close()
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return [random.Random(seed * 1000 + at).randrange(4, 250) for at in range(length)]
+
+
+def same_until_a_tie(text: str, codec: object, tokens: list[int], margins: list[float]) -> bool:
+    """Greedy text equals the reference's, or first differs where the reference's choice was a near tie."""
+    stream = codec.stream_text(())  # type: ignore[attr-defined]
+    expected = ""
+    for token, margin in zip(tokens, margins, strict=True):
+        before = expected
+        expected += stream.add(token)[0]
+        if not text.startswith(expected):
+            return margin < TIE and text.startswith(before)
+    return text == expected + stream.finish()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_mlx_lms_alone_joining_leaving_and_together(
+    kind: str, driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    path = tiny_model(kind, KINDS[kind])
+    prompts = {f"r{length}": prompt(length, length) for length in (1, 2, 40, 300, 700)}
+    expected = reference(path, prompts, 60)
+    assert isinstance(driver.load("m", path), LoadDone)
+    codec = driver.engine.codec("m")
+    alone = {name: driver.run(generation(name, "m", tokens, 60))[name] for name, tokens in prompts.items()}
+    together = driver.run(*(generation(f"{name}+", "m", tokens, 60) for name, tokens in prompts.items()))
+    for name, (tokens, margins) in expected.items():
+        for text, end in (alone[name], together[f"{name}+"]):
+            assert end is FinishReason.LENGTH
+            assert same_until_a_tie(text, codec, tokens, margins), name
+
+
+def test_short_prompts_that_wait_together_give_the_same_text_as_one_by_one(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    path = tiny_model()
+    prompts = {f"r{at}": prompt(5 + at, at) for at in range(8)}
+    expected = reference(path, prompts, 20)
+    driver.load("m", path)
+    texts = driver.run(*(generation(name, "m", tokens, 20) for name, tokens in prompts.items()))
+    codec = driver.engine.codec("m")
+    assert all(same_until_a_tie(texts[name][0], codec, *expected[name]) for name in prompts)
+
+
+def test_two_models_generate_at_the_same_time(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    driver.load("a", tiny_model())
+    driver.load("b", tiny_model("qwen3", 2_000_000))
+    driver.start(generation("ra", "a", [5, 6, 7], 200), generation("rb", "b", [5, 6, 7], 200))
+    order: list[str] = []
+    while len([event for event in driver.seen if isinstance(event, Finished)]) < 2:
+        if isinstance(event := driver.next(), Generated):
+            order.append(event.request)
+    first_end = min(len(order) - order[::-1].index(name) for name in ("ra", "rb"))
+    assert {"ra", "rb"} == set(order[: first_end // 2]), "one stream starved while the other ran"
+
+
+def test_a_seed_fixes_the_text_whoever_else_is_running(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    driver.load("m", tiny_model())
+    warm = {"temperature": 1.0, "top_p": 0.9}
+    first = driver.run(generation("a", "m", [5, 6, 7], 40, seed=11, **warm))["a"][0]
+    again = driver.run(
+        generation("b", "m", [5, 6, 7], 40, seed=11, **warm),
+        generation("c", "m", [9, 8], 40, seed=4, **warm),
+        generation("d", "m", prompt(400, 3), 40, seed=5, **warm),
+    )
+    other = driver.run(generation("e", "m", [5, 6, 7], 40, seed=12, **warm))["e"][0]
+    assert again["b"][0] == first
+    assert other != first
+
+
+def test_a_stop_sequence_ends_the_text_before_it(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    driver.load("m", tiny_model())
+    whole = driver.run(generation("a", "m", [5, 6, 7], 40))["a"][0]
+    word = whole[12:15]
+    text, end = driver.run(generation("b", "m", [5, 6, 7], 40, stop=(word,)))["b"]
+    assert end is FinishReason.STOP
+    assert text == whole[: whole.index(word)]
+
+
+def test_an_abort_gives_the_kv_cache_back_while_others_go_on(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    driver.load("m", tiny_model())
+    rest = driver.engine.rest().result().active_bytes
+    driver.start(generation("stays", "m", [5, 6], 400), generation("goes", "m", prompt(2000, 1), 400))
+    driver.until(Generated, lambda event: event.request == "goes")
+    both = driver.engine.rest().result().active_bytes - rest
+    driver.drop("goes")
+    driver.until(RequestGone, lambda event: event.request == "goes")
+    left = driver.engine.rest().result().active_bytes - rest
+    assert left < both / 3, f"{both} bytes with both, {left} after the long one left"
+    assert driver.collect({"stays"})["stays"][1] is FinishReason.LENGTH
+    after = driver.engine.rest().result().active_bytes
+    assert after - rest < 4096
+
+
+def test_an_abort_in_the_middle_of_a_prefill_stops_it_there(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    driver.load("m", tiny_model("llama", 3_000_000))
+    driver.apply(prefill_chunk_tokens=64)
+    rest = driver.engine.rest().result().active_bytes
+    driver.start(generation("long", "m", prompt(20_000, 1), 5))
+    driver.next()
+    driver.drop("long")
+    driver.until(RequestGone)
+    assert driver.engine.rest().result().active_bytes - rest < 4096
+    assert not any(isinstance(event, Generated) for event in driver.seen)
+
+
+def test_an_exception_in_a_step_ends_only_that_models_requests_and_the_model_works_on(
+    driver: Driver, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.load("bad", tiny_model())
+    driver.load("good", tiny_model("qwen2", 1_500_000))
+    make = mlxlm.make_sampler
+
+    def sampler(sampling: object) -> mlxlm.Sampler:
+        if sampling.seed != 666:  # type: ignore[attr-defined]
+            return make(sampling)  # type: ignore[arg-type]
+        calls = 0
+
+        def explode(logprobs: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls > 10:
+                raise ValueError("the sampler exploded")
+            return make(generation("", "", [1]).sampling)(logprobs)
+
+        return explode
+
+    monkeypatch.setattr(mlxlm, "make_sampler", sampler)
+    ends = driver.run(
+        generation("x", "bad", [5, 6], 50, seed=666, temperature=1.0),
+        generation("y", "bad", [5, 6, 7], 50),
+        generation("z", "good", [5, 6, 7], 50),
+    )
+    assert isinstance(ends["x"][1], EngineFailed)
+    assert "exploded" in str(ends["x"][1])
+    assert isinstance(ends["y"][1], EngineFailed)
+    assert ends["z"][1] is FinishReason.LENGTH
+    assert driver.run(generation("w", "bad", [5, 6], 9))["w"][1] is FinishReason.LENGTH
+
+
+def test_more_requests_than_the_batch_holds_wait_their_turn_and_all_finish(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.apply(max_batch=3)
+    driver.load("m", tiny_model())
+    ends = driver.run(*(generation(f"r{at}", "m", prompt(10 + at, at), 15) for at in range(10)))
+    assert all(end is FinishReason.LENGTH for _, end in ends.values())

@@ -13,7 +13,7 @@ from omlxd.cli import output
 from omlxd.cli.invocation import home_of
 from omlxd.cli.options import Json
 from omlxd.core.errors import DoesNotFit, InvalidRequest, LoadFailed, ManifestInvalid, NotPermitted, OmlxError
-from omlxd.core.limits import Machine, MemoryLimits
+from omlxd.core.limits import MemoryLimits
 from omlxd.core.manifest_template import default_manifest_text
 from omlxd.core.states import SCHEMA
 from omlxd.core.units import format_bytes
@@ -84,10 +84,11 @@ def _path(context: typer.Context, manifest: Path | None) -> Path:
 
 
 def _limits(manifest: Manifest) -> MemoryLimits:
-    """The limits as this machine's memory gives them; what the device allows is known to the daemon only."""
-    machine = Machine(ram_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    """The limits that this machine's memory gives; what its device allows is known to the daemon only."""
+    from omlxd.daemon.machine import find_machine
+
     try:
-        return manifest.daemon.memory_limits(machine)
+        return manifest.daemon.memory_limits(find_machine())
     except InvalidRequest as error:
         raise ManifestInvalid(
             f"the manifest `{manifest.path}` has 1 problem", problems=[f"daemon: {error.message}"], hint=error.hint

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_daemon import FakeDaemon
+
+from tests.cli.fake_daemon import FakeDaemon
 
 GOLDEN = Path(__file__).parent / "golden"
 

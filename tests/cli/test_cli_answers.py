@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Omlxd
-from fake_daemon import CHAT, MEMORY, MIB, SMALL, STATUS, FakeDaemon, as_json, as_lines, model_json
+
+from tests.cli.conftest import Omlxd
+from tests.cli.fake_daemon import CHAT, MEMORY, MIB, SMALL, STATUS, FakeDaemon, as_json, as_lines, model_json
 
 Golden = Callable[[str, str], None]
 

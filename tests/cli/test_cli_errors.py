@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Omlxd
-from fake_daemon import FakeDaemon, as_error, as_json, as_lines
 
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
+from tests.cli.conftest import Omlxd
+from tests.cli.fake_daemon import CHAT, FakeDaemon, as_error, as_json, as_lines, model_json
 
 COMMANDS = [
     ["status"],
@@ -159,8 +159,6 @@ def test_a_reader_that_leaves_is_no_error(home: Path, fake: FakeDaemon, environm
 
 
 def test_control_characters_from_the_daemon_do_not_reach_a_table(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    from fake_daemon import CHAT, model_json
-
     evil = model_json(CHAT) | {"name": "a\x1b[2Jb", "path": "[link=x]y[/link]"}
     fake.routes["GET /v1/control/models"] = as_json({"schema": 1, "models": [evil]})
     done = omlxd("models")

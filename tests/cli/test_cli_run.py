@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Omlxd
-from fake_daemon import FakeDaemon, as_error, as_events, chunk
 
 from omlxd.core.errors import DoesNotFit, RequestAborted
+from tests.cli.conftest import Omlxd
+from tests.cli.fake_daemon import FakeDaemon, as_error, as_events, chunk
 
 CHAT_ROUTE = "POST /v1/chat/completions"
 FIGURES = {"prompt_tokens": 12, "generated_tokens": 2, "first_token_s": 0.25, "tokens_per_s": 17.5}

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from fake_daemon import FakeDaemon
+
+from tests.cli.fake_daemon import FakeDaemon
 
 HEAVY = {"mlx", "mlx_lm", "starlette", "uvicorn", "pydantic", "asyncio", "psutil", "structlog", "rich", "numpy"}
 

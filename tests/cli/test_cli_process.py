@@ -1,0 +1,152 @@
+"""`start`, `stop` and `restart` with real processes: a stand-in daemon that does what the contract says, or dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omlxd.cli import process
+from omlxd.cli.process import StartOptions, is_held, start_detached, wait_until_gone
+from omlxd.core.errors import AlreadyRunning, ManifestInvalid, StartFailed
+from omlxd.daemon.home import Home
+from omlxd.daemon.lock import HomeLock
+from tests.cli.conftest import Omlxd
+from tests.cli.fake_daemon import FakeDaemon
+
+Stand = Callable[[str], Home]
+
+PRELUDE = """
+import fcntl, json, os, signal, sys
+arguments = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+home, ready_fd = arguments["--home"], int(arguments["--ready-fd"])
+def say(line):
+    os.write(ready_fd, line.encode() + b"\\n")
+    os.close(ready_fd)
+"""
+
+
+@pytest.fixture
+def stand_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Makes `python -m omlxd.daemon` run this text instead."""
+
+    def make(text: str) -> Home:
+        script = home / "daemon"
+        script.write_text(f"#!{sys.executable}\n{PRELUDE}\n{textwrap.dedent(text)}")
+        script.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(script))
+        (home / "omlxd.toml").touch()
+        home.chmod(0o700)
+        return Home(home)
+
+    return make
+
+
+LIVES = """
+    lock = os.open(f"{home}/omlxd.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    print("to stderr file", flush=True)
+    say(json.dumps({"ready": True, "pid": os.getpid(), "sid": os.getsid(0), "cwd": os.getcwd(), "argv": sys.argv[1:],
+                    "stdin": os.readlink("/proc/self/fd/0") if os.path.exists("/proc/self/fd/0") else "/dev/null"}))
+    signal.pause()
+"""
+
+
+def test_a_started_daemon_is_on_its_own(stand_in: Stand) -> None:
+    home = stand_in(LIVES)
+    ready = start_detached(home, StartOptions(max_memory="8G", policy="reference"))
+    try:
+        assert ready["sid"] == ready["pid"] != os.getsid(0)
+        assert Path(ready["cwd"]).samefile(home.root)
+        assert ready["stdin"] == "/dev/null"
+        expected = [
+            "--home",
+            str(home.root),
+            "--manifest",
+            str(home.manifest),
+            "--max-memory",
+            "8G",
+            "--policy",
+            "reference",
+        ]
+        assert ready["argv"][2 : 2 + len(expected)] == expected
+        assert home.daemon_err.read_text() == "to stderr file\n"
+        assert is_held(home.lock)
+    finally:
+        os.kill(ready["pid"], signal.SIGTERM)
+    assert wait_until_gone(home, timeout_s=30)
+
+
+def test_what_the_daemon_says_instead_of_ready_is_raised(stand_in: Stand) -> None:
+    error = json.dumps({"error": AlreadyRunning("omlxd is already running", hint="`omlxd status`").to_json()})
+    home = stand_in(f"say({error!r}); sys.exit(1)")
+    with pytest.raises(AlreadyRunning, match="already running") as raised:
+        start_detached(home, StartOptions())
+    assert raised.value.hint == "`omlxd status`"
+
+
+def test_a_daemon_that_dies_shows_its_last_words_and_only_its_own(stand_in: Stand) -> None:
+    home = stand_in('sys.stderr.write("ImportError: no mlx\\n"); sys.exit(9)')
+    home.logs.mkdir()
+    home.daemon_err.write_text("an older start\n")
+    with pytest.raises(StartFailed, match="with status 9") as raised:
+        start_detached(home, StartOptions())
+    assert "ImportError: no mlx" in raised.value.message
+    assert "older" not in raised.value.message
+
+
+def test_a_daemon_that_is_killed_while_starting_is_told_apart(stand_in: Stand) -> None:
+    home = stand_in("os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(StartFailed, match="by signal 9"):
+        start_detached(home, StartOptions())
+
+
+def test_a_daemon_that_never_gets_ready_is_ended(stand_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "READY_TIMEOUT_S", 0.0)
+    home = stand_in(LIVES.replace("say(", "dict("))
+    with pytest.raises(StartFailed, match="not ready within"):
+        start_detached(home, StartOptions())
+    assert wait_until_gone(home, timeout_s=30)
+
+
+def test_without_a_manifest_nothing_is_started(stand_in: Stand) -> None:
+    home = stand_in(LIVES)
+    home.manifest.unlink()
+    with pytest.raises(ManifestInvalid) as raised:
+        start_detached(home, StartOptions())
+    assert raised.value.hint == "`omlxd init` writes one"
+    assert not home.logs.exists()
+
+
+def test_the_lock_tells_whether_a_daemon_lives(home: Path) -> None:
+    place = Home(home)
+    assert not is_held(place.lock)
+    with HomeLock(place.lock):
+        assert is_held(place.lock)
+        assert not wait_until_gone(place, timeout_s=0.0)
+    assert wait_until_gone(place, timeout_s=0.0)
+
+
+def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeDaemon) -> None:
+    lock = HomeLock(home / "omlxd.lock")
+
+    def stop(_: dict[str, object]) -> tuple[int, str, object]:
+        lock.release()
+        return 200, "application/json", iter([b'{"state": "draining", "pid": 4321}'])
+
+    fake.routes["POST /v1/control/stop"] = stop  # type: ignore[assignment]
+    done = omlxd("stop", "--now")
+    assert (done.returncode, done.stdout) == (0, "omlxd stopped (pid 4321)\n")
+    assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
+
+
+def test_restart_without_a_manifest_has_already_said_that_nothing_ran(omlxd: Omlxd) -> None:
+    done = omlxd("restart")
+    assert done.returncode == 78
+    assert done.stderr.startswith("the daemon was not running\nerror: the manifest")

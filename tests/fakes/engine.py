@@ -1,0 +1,445 @@
+"""A fake engine: obeys the contract of `omlxd.engine.protocol` with invented models, memory and words.
+
+It is driven in one of three ways:
+
+- `manual`: the test calls `step()` or `run_until_idle()`;
+- `loop`: it takes its steps on the event loop, one per turn, as long as there is work: deterministic, without threads;
+- `thread`: on a thread of its own like the real one, `step_s` apart: for end-to-end tests of the server.
+
+A request's answer is `tok0 tok1 tok2 ...`; it ends after `answer_tokens` tokens with `stop`, or at its `max_tokens`
+with `length`. A prompt has one token per word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from omlxd.core.errors import DoesNotFit, EngineFailed, InvalidRequest, LoadCancelled, LoadFailed, OmlxError
+from omlxd.core.memory import MemoryReading
+from omlxd.core.states import FinishReason
+from omlxd.engine.protocol import (
+    MIB,
+    CacheDropped,
+    EngineEvent,
+    EngineStarted,
+    Finished,
+    Generated,
+    GenerationOrder,
+    LoadDone,
+    LoadEnded,
+    LoadOrder,
+    LoadProgress,
+    ModelInfo,
+    OverLimit,
+    Plan,
+    Post,
+    Prefilled,
+    RequestFailed,
+    RequestGone,
+    TextCodec,
+    Unloaded,
+)
+
+GIB = 1024 * MIB
+
+
+@dataclass(frozen=True)
+class FakeCodec:
+    """One token per word; the id is the word's length."""
+
+    vocab_size: int = 1000
+    context_length: int | None = 4096
+
+    def encode_text(self, text: str) -> list[int]:
+        return [len(word) % self.vocab_size for word in text.split()]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        if any(message["role"] == "nobody" for message in messages):
+            raise InvalidRequest("the chat template refuses the role `nobody`")
+        return [token for message in messages for token in (1, *self.encode_text(str(message["content"])))]
+
+
+@dataclass
+class _Running:
+    order: GenerationOrder
+    prefilled: int = 0
+    generated: int = 0
+    text: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return self.prefilled + self.generated
+
+
+@dataclass
+class _Loaded:
+    weights_bytes: int
+    seq: int
+    codec: FakeCodec
+    requests: dict[str, _Running] = field(default_factory=dict)
+
+
+@dataclass
+class _Loading:
+    order: LoadOrder
+    done_bytes: int = 0
+
+
+class FakeEngine:
+    """Implements `protocol.Engine` without MLX.
+
+    Args:
+        drive: who takes the steps, see above.
+        step_s: seconds between two steps (`loop` and `thread`).
+        kv_bytes_per_token: what a token of a running request costs.
+        slice_bytes: how much of a load one step brings.
+        answer_tokens: how long an answer is unless `max_tokens` is smaller; None for as long as it may be.
+        context_length, vocab_size: of every model.
+        device_cap: what the device is said to allow.
+
+    Attributes (a test may change them at any time):
+        cache_bytes: freed buffers that are kept.
+        leak_bytes: active memory that belongs to nobody.
+        load_errors: by model: what its load ends with after its first slice.
+        step_errors: by model: what its next step raises; ends its requests.
+        hold_rests: a step is stuck: readings at rest are not answered.
+        peak: the highest active memory so far.
+        plans: every plan that was applied.
+    """
+
+    def __init__(
+        self,
+        drive: Literal["manual", "loop", "thread"] = "manual",
+        *,
+        step_s: float = 0.0,
+        kv_bytes_per_token: int = 1024,
+        slice_bytes: int = 64 * MIB,
+        answer_tokens: int | None = 8,
+        context_length: int | None = 4096,
+        vocab_size: int = 1000,
+        device_cap: tuple[int, str] | None = None,
+    ) -> None:
+        self.cache_bytes = 0
+        self.leak_bytes = 0
+        self.load_errors: dict[str, Exception] = {}
+        self.step_errors: dict[str, Exception] = {}
+        self.hold_rests = False
+        self.peak = 0
+        self.plans: list[Plan] = []
+        self.closed = False
+        self._drive, self._step_s = drive, step_s
+        self._kv_bytes_per_token, self._slice_bytes = kv_bytes_per_token, slice_bytes
+        self._answer_tokens = answer_tokens
+        self._codec, self._device_cap = FakeCodec(vocab_size, context_length), device_cap
+        self._codecs: dict[str, FakeCodec] = {}
+        self._wake = threading.Condition(threading.RLock())
+        self._plan, self._seen = Plan(), Plan()
+        self._models: dict[str, _Loaded] = {}
+        self._load: _Loading | None = None
+        self._last_order = 0
+        self._ended: set[str] = set()
+        self._paused_seq: int | None = None
+        self._rests: list[Future[MemoryReading]] = []
+        self._events: list[EngineEvent] = []
+        self._seq = 0
+        self._started = False
+        self._post: Post | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scheduled = False
+
+    # --- the protocol
+
+    def start(self, post: Post) -> None:
+        assert self._post is None, "start comes once"
+        self._post = post
+        if self._drive == "loop":
+            self._loop = asyncio.get_running_loop()
+        elif self._drive == "thread":
+            self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
+            self._thread.start()
+
+    def apply(self, plan: Plan) -> None:
+        with self._wake:
+            assert plan.seen_seq <= self._seq, "a plan cannot have seen what was not sent"
+            self._plan = plan
+            self.plans.append(plan)
+            self._wake.notify()
+        self._schedule()
+
+    def read(self) -> MemoryReading:
+        with self._wake:
+            return self._reading(at_rest=not self._has_work())
+
+    def rest(self) -> Future[MemoryReading]:
+        asked: Future[MemoryReading] = Future()
+        with self._wake:
+            if self._drive == "manual" and not self.hold_rests:  # the test stands between two steps
+                self._follow()
+                asked.set_result(self._reading())
+                self._flush()
+                return asked
+            self._rests.append(asked)
+            self._wake.notify()
+        self._schedule()
+        return asked
+
+    def kv_bytes(self) -> Mapping[str, int]:
+        with self._wake:
+            return {name: self._kv(model) for name, model in self._models.items()}
+
+    def peak_bytes(self) -> int:
+        return self.peak
+
+    def codec(self, model: str) -> TextCodec | None:
+        return self._codecs.get(model)
+
+    def device_cap(self) -> tuple[int, str] | None:
+        return self._device_cap
+
+    def stalled_s(self) -> float:
+        return 0.0
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        with self._wake:
+            if not self.closed:
+                self.closed = True
+                self._tear_down()
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+    # --- for tests
+
+    @property
+    def loaded(self) -> set[str]:
+        """The models in memory."""
+        with self._wake:
+            return set(self._models)
+
+    @property
+    def active_bytes(self) -> int:
+        """Weights, what a load has brought so far, KV caches and the leak."""
+        return self._reading().active_bytes
+
+    def step(self) -> bool:
+        """Follow the newest plan and take one step; False when there was nothing to do."""
+        with self._wake:
+            if self.closed:
+                return False
+            sent = self._seq
+            self._follow()
+            self._answer_rests()
+            worked = self._paused_seq is None and self._work()
+            self._flush()
+            return worked or self._seq > sent
+
+    def run_until_idle(self, at_most: int = 100_000) -> None:
+        """Take steps until there is nothing to do."""
+        for _ in range(at_most):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {at_most} steps")
+
+    # --- the work
+
+    def _run(self) -> None:
+        while not self.closed:
+            if not self.step():
+                with self._wake:
+                    self._wake.wait_for(self._called)
+            elif self._step_s:
+                threading.Event().wait(self._step_s)
+
+    def _called(self) -> bool:
+        return self.closed or self._plan is not self._seen or (bool(self._rests) and not self.hold_rests)
+
+    def _schedule(self, later: bool = False) -> None:
+        if self._loop is None or self._scheduled or self.closed or self._loop.is_closed():
+            return
+        self._scheduled = True
+        if later and self._step_s:
+            self._loop.call_later(self._step_s, self._turn)
+        else:
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.step():
+            self._schedule(later=True)
+
+    def _has_work(self) -> bool:
+        return self._load is not None or any(model.requests for model in self._models.values())
+
+    def _follow(self) -> None:
+        """Close the difference to the newest plan, also while paused."""
+        plan = self._seen = self._plan
+        self._ended &= plan.requests.keys()
+        for model in self._models.values():
+            for request in [request for request in model.requests if request not in plan.requests]:
+                del model.requests[request]
+                self._send(RequestGone, request)
+        if self._load is not None and (plan.load is None or plan.load.id != self._load.order.id):
+            self._end_load(LoadCancelled(f"the load of `{self._load.order.model}` was cancelled"))
+        for name in [name for name in self._models if name not in plan.resident]:
+            if plan.seen_seq >= self._models[name].seq:
+                self._unload(name)
+        if plan.load is not None and plan.load.id > self._last_order and self._load is None:
+            self._last_order = plan.load.id
+            self._load = _Loading(plan.load)
+        self._start_requests(plan)
+        if self._paused_seq is not None and plan.seen_seq >= self._paused_seq:
+            self._paused_seq = None
+
+    def _start_requests(self, plan: Plan) -> None:
+        for request, order in plan.requests.items():
+            model = self._models.get(order.model)
+            if request in self._ended or (model is not None and request in model.requests):
+                continue
+            assert order.prompt, "the pool checks that a prompt is not empty"
+            if model is None:
+                self._ended.add(request)
+                self._send(RequestFailed, request, EngineFailed(f"`{order.model}` is not loaded any more"))
+            else:
+                model.requests[request] = _Running(order)
+
+    def _unload(self, name: str) -> None:
+        for request in self._models.pop(name).requests:
+            self._ended.add(request)
+            self._send(RequestGone, request)
+        self._send(Unloaded, name, self._reading())
+
+    def _work(self) -> bool:
+        """One step of everything: a slice of the load, and a chunk or a token of each request."""
+        if not self._has_work():
+            return False
+        if not self._started:
+            self._started = True
+            self._send(EngineStarted, "fake", self._reading())
+        if self._load is not None:
+            self._load_slice(self._load)
+        for name, model in self._models.items():
+            if (error := self.step_errors.pop(name, None)) is not None and model.requests:
+                self._fail_all(model, error)
+            for running in list(model.requests.values())[: self._plan.max_batch]:
+                self._run_request(model, running)
+        self._keep_under_hard()
+        self.peak = max(self.peak, self._reading().active_bytes)
+        pause_bytes, active_bytes = self._plan.limits.pause_above_bytes, self._reading().active_bytes
+        if pause_bytes and active_bytes > pause_bytes and self._paused_seq is None:
+            self._send(OverLimit, self._reading())
+            self._paused_seq = self._seq
+        return True
+
+    def _load_slice(self, load: _Loading) -> None:
+        order, hard_bytes = load.order, self._plan.limits.hard_bytes
+        slice_bytes = min(self._slice_bytes, order.weights_bytes - load.done_bytes)
+        if hard_bytes and self._reading().active_bytes + slice_bytes > hard_bytes:
+            self._end_load(DoesNotFit(f"`{order.model}` would pass the hard limit"))
+            return
+        load.done_bytes += slice_bytes
+        self.peak = max(self.peak, self._reading().active_bytes)
+        self._send(LoadProgress, order.id, order.model, load.done_bytes, order.weights_bytes)
+        if (error := self.load_errors.get(order.model)) is not None:
+            self._end_load(error if isinstance(error, OmlxError) else LoadFailed(str(error)))
+        elif load.done_bytes >= order.weights_bytes:
+            self._load = None
+            codec = self._codecs[order.model] = FakeCodec(
+                self._codec.vocab_size, order.max_context or self._codec.context_length
+            )
+            self._models[order.model] = _Loaded(order.weights_bytes, self._seq + 1, codec)
+            info = ModelInfo(order.weights_bytes, codec.context_length, codec.vocab_size, 0.25)
+            self._send(LoadDone, order.id, order.model, info, self._reading())
+
+    def _run_request(self, model: _Loaded, running: _Running) -> None:
+        order, total = running.order, len(running.order.prompt)
+        if running.prefilled < total:
+            running.prefilled = min(total, running.prefilled + self._plan.prefill_chunk_tokens)
+            self._send(Prefilled, order.request, running.prefilled, total)
+            return
+        word = f"tok{running.generated} "
+        running.generated += 1
+        cut = min((at for stop in order.stop if (at := (running.text + word).find(stop)) >= 0), default=None)
+        if cut is not None:
+            word = (running.text + word)[len(running.text) : max(cut, len(running.text))]
+        running.text += word
+        self._send(Generated, order.request, word, 1)
+        if cut is not None or (self._answer_tokens is not None and running.generated >= self._answer_tokens):
+            self._finish(model, order.request, FinishReason.STOP)
+        elif running.generated >= order.max_tokens:
+            self._finish(model, order.request, FinishReason.LENGTH)
+
+    def _finish(self, model: _Loaded, request: str, reason: FinishReason) -> None:
+        del model.requests[request]
+        self._ended.add(request)
+        self._send(Finished, request, reason)
+
+    def _fail_all(self, model: _Loaded, error: Exception) -> None:
+        for request in list(model.requests):
+            del model.requests[request]
+            self._ended.add(request)
+            self._send(RequestFailed, request, error if isinstance(error, OmlxError) else EngineFailed(str(error)))
+
+    def _end_load(self, error: OmlxError) -> None:
+        assert self._load is not None
+        order, self._load = self._load.order, None
+        self._send(LoadEnded, order.id, order.model, error, self._reading())
+
+    def _keep_under_hard(self) -> None:
+        hard_bytes = self._plan.limits.hard_bytes
+        if hard_bytes and self.cache_bytes and self._reading().active_bytes + self.cache_bytes > hard_bytes:
+            freed_bytes, self.cache_bytes = self.cache_bytes, 0
+            self._send(CacheDropped, freed_bytes, self._reading())
+
+    def _tear_down(self) -> None:
+        closing = EngineFailed("the engine is closed")
+        for model in self._models.values():
+            self._fail_all(model, closing)
+        self._models.clear()
+        if self._load is not None:
+            self._end_load(closing)
+        self.hold_rests = False
+        self._answer_rests()
+        self._flush()
+
+    # --- memory and events
+
+    def _kv(self, model: _Loaded) -> int:
+        return sum(running.tokens for running in model.requests.values()) * self._kv_bytes_per_token
+
+    def _reading(self, at_rest: bool = True) -> MemoryReading:
+        active_bytes = self.leak_bytes + (self._load.done_bytes if self._load is not None else 0)
+        active_bytes += sum(model.weights_bytes + self._kv(model) for model in self._models.values())
+        return MemoryReading(
+            active_bytes=active_bytes,
+            cache_bytes=self.cache_bytes,
+            footprint_bytes=active_bytes + self.cache_bytes + 50 * MIB,
+            base_bytes=50 * MIB,
+            system_total_bytes=64 * GIB,
+            system_available_bytes=32 * GIB,
+            at_rest=at_rest,
+        )
+
+    def _answer_rests(self) -> None:
+        if self.hold_rests:
+            return
+        asked, self._rests = self._rests, []
+        for future in asked:
+            if future.set_running_or_notify_cancel():
+                future.set_result(self._reading())
+
+    def _send(self, kind: type[EngineEvent], *fields: object) -> None:
+        self._seq += 1
+        self._events.append(kind(self._seq, *fields))
+
+    def _flush(self) -> None:
+        if self._events and self._post is not None:
+            events, self._events = self._events, []
+            self._post(tuple(events))

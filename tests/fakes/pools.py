@@ -1,0 +1,89 @@
+"""Pools over the fake engine, with invented model folders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omlxd.core.errors import LoadFailed
+from omlxd.core.events import Event, EventName
+from omlxd.core.limits import Machine
+from omlxd.core.manifest import ModelSettings
+from omlxd.daemon.enforcer import ProcessMemoryEnforcer
+from omlxd.daemon.model_files import ModelFiles
+from omlxd.daemon.pool import EnginePool
+from omlxd.engine.protocol import MIB
+from tests.fakes.engine import GIB, FakeEngine
+
+BIG_MACHINE = Machine(ram_bytes=64 * GIB)
+
+
+class FakeFolders:
+    """Reads a model's size from `sizes` (MiB by name); a name that is not there has no folder."""
+
+    def __init__(self, sizes: Mapping[str, float]) -> None:
+        self.sizes = dict(sizes)
+        self.reads: list[str] = []
+
+    def __call__(self, settings: ModelSettings) -> ModelFiles:
+        self.reads.append(settings.name)
+        if settings.name not in self.sizes:
+            raise LoadFailed(f"`/models/{settings.name}` does not exist", details={"kind": "missing_folder"})
+        weights_bytes = int(self.sizes[settings.name] * MIB)
+        path = Path(f"/models/{settings.name}")
+        return ModelFiles(path, {}, weights_bytes, "llama", 4096, 1000, f"files-{weights_bytes}", 10)
+
+
+class Scene:
+    """A pool with its fake engine and enforcer on the running loop's time, and what they told."""
+
+    def __init__(self, sizes: Mapping[str, float], *, pinned: tuple[str, ...] = (), **options: Any) -> None:
+        engine_options = {key: options.pop(key) for key in _ENGINE_OPTIONS & options.keys()}
+        self.engine = FakeEngine(options.pop("drive", "loop"), **engine_options)
+        self.events: list[Event] = []
+        self.folders = FakeFolders(sizes)
+        clock = asyncio.get_running_loop().time
+        names = (*sizes, *options.pop("without_folder", ()))
+        self.pool = EnginePool(
+            {name: ModelSettings(name=name, path=f"/models/{name}", pin=name in pinned) for name in names},
+            engine=self.engine,
+            clock=clock,
+            emit=self.events.append,
+            read_folder=self.folders,
+            **options,
+        )
+        self.clock = clock
+
+    def enforcer(self, max_mib: float, hard_mib: float | None = None, **options: Any) -> ProcessMemoryEnforcer:
+        """An enforcer of this pool; limits in MiB."""
+        hard_limit = None if hard_mib is None else int(hard_mib * MIB)
+        options = {"machine": BIG_MACHINE, "clock": self.clock, **options}
+        return ProcessMemoryEnforcer(self.pool, int(max_mib * MIB), hard_limit=hard_limit, **options)
+
+    def named(self, *names: EventName) -> list[Event]:
+        """The events of these names, in order."""
+        return [event for event in self.events if event.event in names]
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The state of every model."""
+        return {name: entry.state.value for name, entry in self.pool.entries.items()}
+
+
+_ENGINE_OPTIONS = {
+    "step_s",
+    "kv_bytes_per_token",
+    "slice_bytes",
+    "answer_tokens",
+    "context_length",
+    "vocab_size",
+    "device_cap",
+}
+
+
+async def turns(count: int = 5) -> None:
+    """Let the loop run what is ready."""
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -23,6 +23,13 @@ class NoSuchPath(InvalidRequest):
     http_status = 404
 
 
+class NoSuchRequest(InvalidRequest):
+    """No generation of this id is in flight."""
+
+    code = "request_not_found"
+    http_status = 404
+
+
 class WrongMethod(InvalidRequest):
     """The path is there and takes other methods."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -26,12 +27,10 @@ class HomeLock:
             self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise NotPermitted(f"the lock file `{path}` cannot be opened ({error.strerror})") from None
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(self._fd):
             pid = _pid_in(self._fd)
             os.close(self._fd)
-            raise _already_running(path, pid) from None
+            raise _already_running(path, pid)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
@@ -48,6 +47,17 @@ class HomeLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _locked(fd: int) -> bool:
+    for pause_s in (0.05, 0.1, 0.0):  # the command line looks for a daemon by taking the lock for an instant
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(pause_s)
+        else:
+            return True
+    return False
 
 
 def _pid_in(fd: int) -> int | None:

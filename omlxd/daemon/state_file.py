@@ -39,9 +39,9 @@ class SavedPin:
 
 @dataclass(frozen=True, slots=True)
 class LearnedWeights:
-    """What a model's weights took when it was last loaded from `path`."""
+    """What a model's weights took when files of this fingerprint were last loaded."""
 
-    path: str
+    fingerprint: str
     weights_bytes: int
 
 
@@ -136,7 +136,7 @@ def parse_state(text: str) -> SavedState:
                 for name, pin in _table(document, "pins").items()
             },
             learned={
-                name: LearnedWeights(**_typed(weights, path=str, weights_bytes=int))
+                name: LearnedWeights(**_typed(weights, fingerprint=str, weights_bytes=int))
                 for name, weights in _table(document, "learned").items()
             },
         )
@@ -156,7 +156,8 @@ def render_state(state: SavedState) -> str:
         }
     if state.learned:
         document["learned"] = {
-            name: {"path": known.path, "weights_bytes": known.weights_bytes} for name, known in state.learned.items()
+            name: {"fingerprint": known.fingerprint, "weights_bytes": known.weights_bytes}
+            for name, known in state.learned.items()
         }
     return (
         "# Written by omlxd; what you set with `omlxd limit`, `pin` and `unpin`, and measured sizes.\n"

@@ -21,7 +21,7 @@ from omlxd.daemon.state_file import (
 FULL = SavedState(
     limit=SavedLimit(max_memory="6G", manifest_max_memory="8G"),
     pins={"chat": SavedPin(pinned=True, manifest_pinned=False), "a.b:c": SavedPin(False, True)},
-    learned={"chat": LearnedWeights(path='/models/with "quotes"', weights_bytes=123)},
+    learned={"chat": LearnedWeights(fingerprint='with "quotes"', weights_bytes=123)},
 )
 # The first file format ever written: it has to stay readable.
 OLD_FILE = """\
@@ -40,7 +40,7 @@ pinned = false
 manifest_pinned = true
 
 [learned.chat]
-path = '/models/with "quotes"'
+fingerprint = 'with "quotes"'
 weights_bytes = 123
 """
 
@@ -64,8 +64,8 @@ def test_the_first_file_format_is_still_read() -> None:
         "schema = 1\n[limit]\nmax_memory = 6\nmanifest_max_memory = '8G'\n",
         "schema = 1\npins = 3\n",
         "schema = 1\npins.chat = true\n",
-        "schema = 1\n[learned.chat]\npath = '/x'\n",
-        "schema = 1\n[learned.chat]\npath = '/x'\nweights_bytes = true\n",
+        "schema = 1\n[learned.chat]\nfingerprint = 'x'\n",
+        "schema = 1\n[learned.chat]\nfingerprint = 'x'\nweights_bytes = true\n",
     ],
 )
 def test_a_damaged_file_is_moved_aside_with_a_warning_and_the_daemon_starts_without_it(

@@ -1,0 +1,145 @@
+"""The assembled daemon: its parts, the routes of both doors, and what several routes need."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+import omlxd
+from omlxd.core.errors import OmlxError
+from omlxd.core.limits import Machine
+from omlxd.core.manifest import Manifest
+from omlxd.core.states import DaemonState, Level, StatusView
+from omlxd.daemon.bus import EventBus
+from omlxd.daemon.enforcer import ProcessMemoryEnforcer
+from omlxd.daemon.front_door import FrontDoor, TcpRules
+from omlxd.daemon.http_errors import JsonResponse, answer_http_exception, answer_omlx_error, answer_unexpected
+from omlxd.daemon.monitor import MemoryMonitor
+from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.state_file import StateFile
+
+STALLED_AFTER_S = 30.0  # far beyond the longest step; a driver that hangs never comes back by itself
+
+
+class StopOrder:
+    """Who wants the daemon to end; `now` is set by the second who asks, or by who cannot wait."""
+
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def ask(self, *, now: bool = False) -> None:
+        """Begin to drain; asked again, or with `now`, end at once."""
+        if now or self.wanted.is_set():
+            self.now.set()
+        self.wanted.set()
+
+
+@dataclass
+class Daemon:
+    """The parts of one running daemon, as the routes use them."""
+
+    manifest: Manifest
+    machine: Machine
+    bus: EventBus
+    pool: EnginePool
+    enforcer: ProcessMemoryEnforcer
+    monitor: MemoryMonitor
+    state_file: StateFile
+    stop: StopOrder = field(default_factory=StopOrder)
+    state: DaemonState = DaemonState.STARTING
+    api: str | None = None
+    started_at: float = field(default_factory=time.time)
+    _background: set[asyncio.Task[Any]] = field(default_factory=set)
+    _started_s: float = field(default_factory=time.monotonic)
+
+    def status(self) -> StatusView:
+        """All that `omlxd status` knows; looks at memory only, never at the disk."""
+        monitor = self.monitor
+        return StatusView(
+            version=omlxd.__version__,
+            pid=os.getpid(),
+            state=self.state,
+            uptime_s=time.monotonic() - self._started_s,
+            backend=monitor.backend(),
+            manifest=self.manifest.path,
+            memory=monitor.memory(),
+            enforcer=monitor.enforcer(),
+            models=monitor.models(),
+            requests=monitor.requests(),
+            recent_decisions=monitor.recent_decisions(),
+            api=self.api,
+            stalled_s=monitor.stalled_s() or None,
+        )
+
+    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run what nobody waits for; its failures are events of their own."""
+        task = asyncio.create_task(_quietly(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def end_background(self) -> None:
+        """Cancel what still runs."""
+        tasks = tuple(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def front_door(daemon: Daemon, rules: TcpRules | None) -> FrontDoor:
+    """The application for both doors."""
+    from omlxd.daemon import control_api, openai_api
+
+    shared: list[BaseRoute] = [*openai_api.routes(daemon), Route("/health", _health_route(daemon), methods=["GET"])]
+    return FrontDoor(
+        unix=_application([*control_api.routes(daemon), *shared]),
+        tcp=_application(shared),
+        rules=rules,
+        emit=daemon.bus.emit,
+    )
+
+
+def health(daemon: Daemon) -> tuple[str, int]:
+    """The one word of `/health` and its HTTP status."""
+    if daemon.state is not DaemonState.READY:
+        return daemon.state.value, 503
+    if daemon.monitor.stalled_s() > STALLED_AFTER_S:
+        return "stalled", 503
+    return ("exhausted" if daemon.enforcer.level is Level.EXHAUSTED else "ok"), 200
+
+
+def _health_route(daemon: Daemon) -> Any:
+    async def answer(request: Request) -> Response:
+        word, status = health(daemon)
+        body = {"status": word, "level": daemon.enforcer.level.value, "stalled_s": daemon.monitor.stalled_s() or None}
+        return JsonResponse(body, status_code=status, headers={"retry-after": "1"} if status == 503 else None)
+
+    return answer
+
+
+def _application(routes: list[BaseRoute]) -> Starlette:
+    return Starlette(
+        routes=routes,
+        exception_handlers={
+            OmlxError: answer_omlx_error,
+            HTTPException: answer_http_exception,
+            Exception: answer_unexpected,
+        },
+    )
+
+
+async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await work
+    except OmlxError:
+        pass  # the pool has told it

@@ -1,0 +1,191 @@
+"""The control API on the Unix socket: what `omlxd` on the command line does. A call answers after its effect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from omlxd.core.errors import InvalidRequest, OmlxError
+from omlxd.core.states import SCHEMA
+from omlxd.daemon import pinning
+from omlxd.daemon.app import Daemon
+from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, StopBody, UnloadBody, read_body
+from omlxd.daemon.http_errors import CONTROL_PREFIX, JsonResponse, NoSuchRequest
+from omlxd.daemon.limit_change import change_limit
+from omlxd.daemon.loading import LoadStatus
+from omlxd.daemon.streams import NDJSON, Stream
+
+_ABORT_TIMEOUT_S = 10.0
+
+
+def routes(daemon: Daemon) -> list[Route]:
+    """The routes; they exist on the Unix socket only."""
+    api = _ControlApi(daemon)
+    model = f"{CONTROL_PREFIX}/models/{{name}}"
+    return [
+        Route(f"{CONTROL_PREFIX}/status", api.status, methods=["GET"]),
+        Route(f"{CONTROL_PREFIX}/models", api.models, methods=["GET"]),
+        Route(f"{model}/load", api.load, methods=["POST"]),
+        Route(f"{model}/unload", api.unload, methods=["POST"]),
+        Route(f"{model}/pin", api.pin, methods=["POST"]),
+        Route(f"{model}/unpin", api.unpin, methods=["POST"]),
+        Route(f"{CONTROL_PREFIX}/limits", api.limits, methods=["PATCH"]),
+        Route(f"{CONTROL_PREFIX}/requests", api.requests, methods=["GET"]),
+        Route(f"{CONTROL_PREFIX}/requests/{{id}}", api.abort, methods=["DELETE"]),
+        Route(f"{CONTROL_PREFIX}/events", api.events, methods=["GET"]),
+        Route(f"{CONTROL_PREFIX}/stop", api.stop, methods=["POST"]),
+    ]
+
+
+class _ControlApi:
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def status(self, request: Request) -> Response:
+        return JsonResponse(self._daemon.status().to_json())
+
+    async def models(self, request: Request) -> Response:
+        return _answer(models=[asdict(view) for view in self._daemon.monitor.models()])
+
+    async def load(self, request: Request) -> Response:
+        body = await read_body(request, LoadBody)
+        pool, name = self._daemon.pool, request.path_params["name"]
+        entry = pool.resolve(name)
+        if body.pin:
+            await pinning.pin(self._daemon, entry.name)
+        if not body.wait and not entry.loaded:
+            self._daemon.in_background(pool.load(entry.name))
+            await asyncio.sleep(0)  # so that the view shows it on its way
+            return _answer(**self._loaded(entry.name, loaded_now=False))
+        if NDJSON in request.headers.get("accept", ""):
+            return Stream(self._progress(entry.name), NDJSON)
+        was_loaded = entry.loaded
+        await pool.load(entry.name)
+        return _answer(**self._loaded(entry.name, loaded_now=not was_loaded))
+
+    async def unload(self, request: Request) -> Response:
+        body = await read_body(request, UnloadBody)
+        name = request.path_params["name"]
+        done = await self._daemon.pool.unload(name, now=body.now, drain_timeout_s=body.drain_timeout_s)
+        return _answer(model=self._view(name), freed_bytes=done.freed_bytes, was=done.was.value)
+
+    async def pin(self, request: Request) -> Response:
+        body = await read_body(request, PinBody)
+        await pinning.pin(self._daemon, request.path_params["name"], force=body.force)
+        return _answer(model=self._view(request.path_params["name"]))
+
+    async def unpin(self, request: Request) -> Response:
+        await read_body(request, NoBody)
+        await pinning.unpin(self._daemon, request.path_params["name"])
+        return _answer(model=self._view(request.path_params["name"]))
+
+    async def limits(self, request: Request) -> Response:
+        body = await read_body(request, LimitsBody)
+        done = await change_limit(self._daemon, body.max_memory, force=body.force)
+        return _answer(
+            memory=asdict(self._daemon.monitor.memory()),
+            evicted=list(done.evicted),
+            warnings=list(done.warnings),
+            level=self._daemon.enforcer.level.value,
+        )
+
+    async def requests(self, request: Request) -> Response:
+        return _answer(requests=[asdict(view) for view in self._daemon.monitor.requests()])
+
+    async def abort(self, request: Request) -> Response:
+        request_id, pool = request.path_params["id"], self._daemon.pool
+        if not pool.abort(request_id, "somebody asked for it (`omlxd abort`)"):
+            raise NoSuchRequest(f"no request `{request_id}` is in flight", hint="`omlxd requests` lists them")
+        try:
+            async with asyncio.timeout(_ABORT_TIMEOUT_S):  # its memory comes back with the engine's next step
+                while any(request_id in entry.requests for entry in pool.entries.values()):
+                    await pool.change.wait()
+        except TimeoutError:
+            pass  # aborted all the same: a step that takes this long shows as stalled
+        return _answer(id=request_id, aborted=True)
+
+    async def events(self, request: Request) -> Response:
+        since, follow = _whole(request, "since"), _flag(request, "follow")
+        return Stream(self._events(since, follow), NDJSON)
+
+    async def stop(self, request: Request) -> Response:
+        body = await read_body(request, StopBody)
+        self._daemon.stop.ask(now=body.now)
+        return _answer(state="draining", pid=os.getpid())
+
+    async def _events(self, since: int, follow: bool) -> AsyncGenerator[bytes, None]:
+        bus = self._daemon.bus
+        if not follow:
+            for event in bus.since(since):
+                yield _line(event.to_json())
+            return
+        listening = bus.follow(since)
+        async for event in listening:
+            yield _line(event.to_json())
+
+    async def _progress(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Lines while it loads, then the result or the error; who stops reading leaves the load as it is."""
+        news = asyncio.Event()
+        latest: list[LoadStatus] = []  # only the newest: a slow reader misses steps, not the end
+
+        def tell(status: LoadStatus) -> None:
+            latest[:] = [status]
+            news.set()
+
+        was_loaded = self._daemon.pool.resolve(name).loaded
+        loading = asyncio.create_task(self._daemon.pool.load(name, on_progress=tell))
+        loading.add_done_callback(lambda _: news.set())
+        try:
+            while not loading.done():
+                await news.wait()
+                news.clear()
+                for status in latest:
+                    yield _line({"progress": asdict(status)})
+                latest.clear()
+            await loading
+            yield _line({"result": {"schema": SCHEMA, **self._loaded(name, loaded_now=not was_loaded)}})
+        except OmlxError as error:
+            yield _line({"error": error.to_json()})
+        finally:
+            loading.cancel()
+
+    def _loaded(self, name: str, *, loaded_now: bool) -> dict[str, Any]:
+        report = self._daemon.pool.resolve(name).last_load if loaded_now else None
+        return {
+            "model": self._view(name),
+            "load_s": None if report is None else report.load_s,
+            "evicted": [] if report is None else list(report.evicted),
+        }
+
+    def _view(self, name: str) -> dict[str, Any]:
+        return asdict(self._daemon.monitor.model(name))
+
+
+def _answer(**fields: Any) -> JsonResponse:
+    return JsonResponse({"schema": SCHEMA, **fields})
+
+
+def _line(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, default=repr, separators=(",", ":")).encode() + b"\n"
+
+
+def _whole(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InvalidRequest(f"`{name}` must be a whole number", details={"param": name})
+    return int(text)
+
+
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "false").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise InvalidRequest(f"`{name}` must be `true` or `false`", details={"param": name})
+    return text in ("true", "1")

@@ -1,0 +1,64 @@
+"""Pins set at run time: checked against the limit, put in force, and saved."""
+
+from __future__ import annotations
+
+import asyncio
+
+from omlxd.core.errors import DoesNotFit, OmlxError
+from omlxd.core.units import format_bytes
+from omlxd.daemon.app import Daemon
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.state_file import SavedPin
+
+
+async def pin(daemon: Daemon, name: str, *, force: bool = False) -> None:
+    """Pin the model and save it.
+
+    Raises:
+        UnknownModel: no such model.
+        DoesNotFit: the pinned models' weights would pass the soft limit; `force` accepts that.
+    """
+    entry = daemon.pool.resolve(name)
+    if not entry.pinned and not force:
+        pinned = [each for each in daemon.pool.entries.values() if each.pinned]
+        await require_room_for(daemon, [*pinned, entry], daemon.pool.limits.soft_bytes, f"pinning `{entry.name}`")
+    daemon.pool.pin(entry.name)
+    await _save(daemon, entry)
+
+
+async def unpin(daemon: Daemon, name: str) -> None:
+    """Take the pin away and save that; raises UnknownModel."""
+    entry = daemon.pool.unpin(name)
+    await _save(daemon, entry)
+
+
+async def require_room_for(daemon: Daemon, pinned: list[EnginePoolEntry], soft_bytes: int, what: str) -> None:
+    """Refuse `what` when the weights of these models alone are over `soft_bytes` (0 = no limit); raises DoesNotFit."""
+    if soft_bytes <= 0:
+        return
+    total_bytes = sum([await weights_of(daemon, entry) for entry in pinned])
+    if total_bytes > soft_bytes:
+        names = ", ".join(f"`{entry.name}`" for entry in pinned)
+        raise DoesNotFit(
+            f"{what} would leave pinned weights of {format_bytes(total_bytes)} ({names})"
+            f" above the soft limit {format_bytes(soft_bytes)}",
+            hint="unpin a model or raise the limit; `--force` does it all the same",
+            details={"pinned_bytes": total_bytes, "limit_bytes": soft_bytes, "pinned": [each.name for each in pinned]},
+        )
+
+
+async def weights_of(daemon: Daemon, entry: EnginePoolEntry) -> int:
+    """Its weights in bytes, measured or predicted from its files; 0 when the files cannot be read."""
+    if entry.weights_bytes is None:
+        try:
+            files = await asyncio.to_thread(daemon.pool.read_folder, entry.settings)
+        except OmlxError:
+            return 0
+        if entry.weights_bytes is None:
+            entry.weights_bytes, entry.context_length = files.weights_bytes, files.context_length
+    return entry.weights_bytes
+
+
+async def _save(daemon: Daemon, entry: EnginePoolEntry) -> None:
+    saved = SavedPin(pinned=entry.pinned, manifest_pinned=entry.settings.pin)
+    await daemon.state_file.change(lambda state: state.with_pin(entry.name, saved))

@@ -22,7 +22,8 @@ def model_names(context: typer.Context, incomplete: str) -> list[str]:
         names = [name for model in answer["models"] for name in (model["name"], *model["aliases"])]
     except (OmlxError, KeyError, OSError):
         try:
-            names = list(tomllib.loads(home.manifest.read_text("utf-8")).get("models", {}))
-        except (OSError, ValueError, AttributeError):
-            names = []
+            models = tomllib.loads(home.manifest.read_text("utf-8")).get("models")
+        except (OSError, ValueError):
+            models = None
+        names = list(models) if isinstance(models, dict) else []
     return sorted(name for name in names if name.startswith(incomplete))

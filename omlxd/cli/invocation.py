@@ -21,8 +21,10 @@ class Invocation:
 
 def home_of(context: typer.Context) -> Home:
     """The home that the user meant, whether it exists or not."""
-    invocation = context.find_object(Invocation) or Invocation()
-    return find_home(invocation.home_directory)
+    invocation = context.find_object(Invocation)
+    if invocation is not None:
+        return find_home(invocation.home_directory)
+    return find_home(context.find_root().params.get("home"))  # completion parses options and runs nothing
 
 
 def client_of(context: typer.Context) -> Client:

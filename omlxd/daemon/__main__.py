@@ -1,0 +1,109 @@
+"""The daemon's process: `python -m omlxd.daemon --home DIR --manifest FILE ...`; `omlxd start` starts it.
+
+Exit status: 0 after a drain, 1 when a second signal (or `stop --now`) cut it short or it could not start, and the
+error's own where it has one (2 a bad option, 78 a bad manifest).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omlxd.core.errors import ManifestInvalid, OmlxError
+from omlxd.core.memory import Policy
+from omlxd.daemon.home import find_home
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the daemon until it is told to stop; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    ready = _ReadyLine(options.ready_fd)
+    try:
+        return _serve(options, ready)
+    except OmlxError as error:
+        _tell(error)
+        ready.write({"error": error.to_json()})
+        return error.exit_status
+    finally:
+        ready.close()
+
+
+def _serve(options: argparse.Namespace, ready: _ReadyLine) -> int:
+    from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
+
+    config = DaemonConfig(
+        home=find_home(options.home),
+        manifest=options.manifest.expanduser().absolute() if options.manifest else None,
+        max_memory=options.max_memory,
+        hard_limit=options.hard_limit,
+        policy=None if options.policy is None else Policy(options.policy),
+    )
+    console = sys.stderr if options.foreground else None
+    ended = asyncio.run(
+        serve(config, on_ready=lambda now: ready.write(now.to_json()), console=console, handle_signals=True)
+    )
+    status = 1 if ended.cut_short else 0
+    if not ended.engine_gone:
+        # A step that never returns: ending the interpreter around its thread would abort the process.
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+class _ReadyLine:
+    """The one line that tells the starter how it went."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        if fd is not None:
+            try:
+                os.set_inheritable(fd, False)
+            except OSError:
+                self._fd = None
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Write the line, once, and close; a starter that has gone away is no reason to stop."""
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, json.dumps(content).encode() + b"\n")
+        except OSError:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """The end without a line means that the daemon died."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _tell(error: OmlxError) -> None:
+    lines = [f"error: {error.message}"]
+    if isinstance(error, ManifestInvalid):
+        lines += [f"  {problem}" for problem in error.problems]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m omlxd.daemon", description="The omlxd daemon, in the foreground.")
+    parser.add_argument("--home", metavar="DIR", help="default: $OMLXD_HOME, else ~/.omlxd")
+    parser.add_argument("--manifest", metavar="FILE", type=Path, help="default: omlxd.toml at home")
+    parser.add_argument("--max-memory", metavar="SIZE", help="the soft limit: 8G, 8GB, 75%%, bytes, auto or 0")
+    parser.add_argument("--hard-limit", metavar="SIZE", help="what loads and prompts may never pass")
+    parser.add_argument("--policy", choices=[policy.value for policy in Policy], help="how memory pressure is answered")
+    parser.add_argument("--ready-fd", metavar="FD", type=int, help="where to write one JSON line when it is ready")
+    parser.add_argument("--foreground", action="store_true", help="show events on stderr too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""The life of one daemon: lock, manifest, limits, sockets, ready; then pins and preloads; then drain and end.
+
+`serve` is the whole daemon as a function: tests run it with an engine of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import omlxd
+from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.core.manifest import ListenAddress, Manifest
+from omlxd.core.memory import Policy
+from omlxd.core.states import DaemonState
+from omlxd.daemon.app import Daemon, StopOrder, front_door
+from omlxd.daemon.bus import EventBus
+from omlxd.daemon.front_door import TcpRules
+from omlxd.daemon.home import Home
+from omlxd.daemon.lock import HomeLock
+from omlxd.daemon.log import EventLog, libraries_to
+from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.server import HttpServer
+from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
+from omlxd.daemon.starting import assemble, load_first
+from omlxd.engine.protocol import Engine
+
+ENGINE_CLOSE_S = 10.0
+ENGINE_CLOSE_NOW_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """What the command line decides; None where the manifest does.
+
+    Attributes:
+        home: the daemon's directory.
+        manifest: the file with models and settings; by default the home's.
+        max_memory, hard_limit: as the manifest takes them.
+        policy: how pressure is answered.
+    """
+
+    home: Home
+    manifest: Path | None = None
+    max_memory: str | None = None
+    hard_limit: str | None = None
+    policy: Policy | None = None
+
+    @property
+    def manifest_path(self) -> Path:
+        """The manifest to read."""
+        return self.manifest or self.home.manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Both sockets answer; the models that are pinned or preloaded come next."""
+
+    pid: int
+    socket: str
+    api: str | None
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The line on `--ready-fd`."""
+        return {"ready": True, "pid": self.pid, "socket": self.socket, "api": self.api, "warnings": list(self.warnings)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the daemon ended: drained or cut short, and whether the engine's thread is gone."""
+
+    cut_short: bool
+    engine_gone: bool
+
+
+async def serve(
+    config: DaemonConfig,
+    *,
+    engine: Engine | None = None,
+    on_ready: Callable[[Ready], None] = lambda ready: None,
+    stop: StopOrder | None = None,
+    console: TextIO | None = None,
+    handle_signals: bool = False,
+) -> Ended:
+    """Run a daemon until it is told to stop.
+
+    Args:
+        config: home, manifest and the command line's word.
+        engine: what runs models; by default MLX on a thread of its own.
+        on_ready: called once, when both sockets answer.
+        stop: ends the daemon from the same process.
+        console: where events are shown beside the log file.
+        handle_signals: SIGTERM, SIGINT and SIGHUP drain; a second one ends at once.
+
+    Raises:
+        OmlxError: why it cannot start; nothing is left behind then.
+    """
+    stop = stop or StopOrder()
+    prepare_home(config.home)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(HomeLock(config.home.lock))
+        manifest = await asyncio.to_thread(read_manifest, config.manifest_path)
+        manifest = replace(manifest, daemon=_with_flags(manifest, config))
+        bus = _event_bus(stack, config, manifest, console)
+        _emit_start(bus, config)
+        if handle_signals:
+            stack.enter_context(_signals(stop))
+        daemon = await assemble(manifest, config.home, bus, stop, engine, max_memory=config.max_memory)
+        return await _run(daemon, config, on_ready)
+
+
+async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready], None]) -> Ended:
+    engine_gone = True
+    try:
+        async with _open_doors(daemon, config.home) as doors:
+            daemon.enforcer.start()
+            on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, _warnings(daemon, doors)))
+            daemon.in_background(_become_ready(daemon))
+            await daemon.stop.wanted.wait()
+            await _drain(daemon)
+            await daemon.end_background()
+            # The pool ends before the server does: what still waits gets its one error over an open connection.
+            engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S if daemon.stop.now.is_set() else ENGINE_CLOSE_S)
+            daemon.bus.close()
+    finally:
+        await daemon.end_background()
+        await daemon.enforcer.stop()
+        engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone
+    ended = Ended(cut_short=daemon.stop.now.is_set(), engine_gone=engine_gone)
+    fields = {"cut_short": ended.cut_short, "engine_gone": ended.engine_gone}
+    daemon.bus.emit(Event(EventName.DAEMON_STOPPED, fields=fields))
+    return ended
+
+
+@asynccontextmanager
+async def _open_doors(daemon: Daemon, home: Home) -> AsyncIterator[ListenAddress | None]:
+    """Both sockets, answering; the Unix one's file goes away at the end, while the lock is still held."""
+    listen = daemon.manifest.api.address
+    bound: list[socket.socket] = [bind_unix(home.socket)]
+    try:
+        if listen is not None:
+            bound.append(bind_tcp(listen, manifest=Path(daemon.manifest.path)))
+            daemon.api = written(listen, bound[1].getsockname()[1])
+        rules = None if listen is None else TcpRules(listen, daemon.manifest.api.api_key)
+        server = HttpServer(front_door(daemon, rules), bound)
+        with libraries_to(daemon.bus.emit):
+            await server.start()
+            daemon.bus.emit(Event(EventName.API_LISTENING, fields={"socket": str(home.socket), "api": daemon.api}))
+            try:
+                yield listen
+            finally:
+                await server.stop()
+    finally:
+        for each in bound:
+            each.close()
+        remove_socket(home.socket)
+
+
+async def _become_ready(daemon: Daemon) -> None:
+    await load_first(daemon)
+    if daemon.state is DaemonState.STARTING:
+        daemon.state = DaemonState.READY
+        loaded = [entry.name for entry in daemon.pool.entries.values() if entry.loaded]
+        daemon.bus.emit(Event(EventName.DAEMON_READY, fields={"loaded": loaded}))
+
+
+async def _drain(daemon: Daemon) -> None:
+    """Take nothing new, serve what is there for `drain_timeout`, less when somebody asks again."""
+    daemon.state = DaemonState.DRAINING
+    daemon.pool.stop_admitting()
+    timeout_s = daemon.manifest.daemon.drain_timeout_s
+    fields = {"requests": len(daemon.pool.generations), "drain_timeout_s": timeout_s, "now": daemon.stop.now.is_set()}
+    daemon.bus.emit(Event(EventName.DAEMON_DRAINING, fields=fields))
+    draining = asyncio.create_task(daemon.pool.drain(timeout_s))
+    hurried = asyncio.create_task(daemon.stop.now.wait())
+    await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, hurried):
+        task.cancel()
+    await asyncio.gather(draining, hurried, return_exceptions=True)
+
+
+@contextmanager
+def _signals(stop: StopOrder) -> Any:
+    loop = asyncio.get_running_loop()
+    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in caught:
+        loop.add_signal_handler(number, stop.ask)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+            # Between here and the end of the process a signal has nothing left to end.
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _with_flags(manifest: Manifest, config: DaemonConfig) -> Any:
+    """The manifest's settings with the command line's word; `max_memory` follows later, after the run-time value."""
+    settings = manifest.daemon
+    if config.hard_limit is not None:
+        settings = replace(settings, hard_limit=config.hard_limit)
+    if config.policy is not None:
+        settings = replace(settings, policy=config.policy)
+    return settings
+
+
+def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventBus:
+    settings = manifest.daemon
+    log = EventLog(
+        config.home.log,
+        max_bytes=settings.log_max_size_bytes,
+        kept=settings.log_backups,
+        least=EventLevel(settings.log_level),
+        console=console,
+    )
+    stack.callback(log.close)
+    return EventBus(sinks=(log.write,))
+
+
+def _emit_start(bus: EventBus, config: DaemonConfig) -> None:
+    fields: Mapping[str, Any] = {
+        "version": omlxd.__version__,
+        "pid": os.getpid(),
+        "home": str(config.home.root),
+        "manifest": str(config.manifest_path),
+    }
+    bus.emit(Event(EventName.DAEMON_STARTING, fields=fields))
+
+
+def _warnings(daemon: Daemon, listen: ListenAddress | None) -> tuple[str, ...]:
+    warnings = daemon.enforcer.limits.warnings
+    if listen is not None and not listen.is_loopback and daemon.manifest.api.api_key is None:
+        open_door = f"`{written(listen)}` is open to other machines and `api.api_key` is not set"
+        daemon.bus.emit(Event(EventName.API_LISTENING, EventLevel.WARNING, fields={"message": open_door}))
+        return (*warnings, open_door)
+    return warnings

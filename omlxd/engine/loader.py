@@ -94,7 +94,11 @@ class SlicedLoad:
     def _open(self) -> None:
         folder = Path(self.order.path)
         if not folder.is_dir():  # mlx-lm would take it for a hub name and ask the network
-            raise LoadFailed(f"no folder `{folder}`", details={"kind": "missing_folder"})
+            raise LoadFailed(
+                f"cannot load `{self.order.model}`: there is no folder `{folder}`",
+                hint="correct `path` in the manifest, or download the model there",
+                details={"kind": "missing_folder", "path": self.order.path},
+            )
         self._module, config = mlxlm.load_lazy(folder)
         self._codec = self._read_codec(folder, config)
         arrays = mlxlm.every_array(self._module)
@@ -111,9 +115,18 @@ class SlicedLoad:
         if known and known[0] == (stamp, self.order.max_context):
             return known[1]
         before = self._gauges.backend.footprint_bytes()
-        tokenizer = mlxlm.load_tokenizer(folder, config)
-        codec = ChatCodec(tokenizer, _vocab_size(config, tokenizer), _context_length(config, self.order.max_context))
-        codec.encode_text("warm up")  # also proves that it works
+        try:
+            tokenizer = mlxlm.load_tokenizer(folder, config)
+            codec = ChatCodec(
+                tokenizer, _vocab_size(config, tokenizer), _context_length(config, self.order.max_context)
+            )
+            codec.encode_text("warm up")  # also proves that it works
+        except Exception as error:  # tokenizers raise their own kinds, down to plain Exception
+            raise LoadFailed(
+                f"cannot load `{self.order.model}`: the tokenizer cannot be used: {_one_line(error)}",
+                hint="download the tokenizer files of the model again",
+                details={"kind": "bad_tokenizer", "path": self.order.path},
+            ) from None
         self._gauges.grow_base(self._gauges.backend.footprint_bytes() - before)
         self._warm[self.order.path] = ((stamp, self.order.max_context), codec)
         return codec
@@ -166,38 +179,45 @@ def _context_length(config: dict[str, Any], max_context: int | None) -> int | No
 
 def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     """What went wrong with a folder, in one sentence, from the exceptions mlx-lm is known to raise."""
-    text = " ".join(str(error).split())[:300]
-    kind, what, hint = "unknown", f"{type(error).__name__}: {text}", "check the folder with `omlxd check`"
+    text = _one_line(error)
     if isinstance(error, ImportError):
         return EngineFailed(f"cannot load `{order.model}`: {text}", hint="install what is missing and restart omlxd")
     if isinstance(error, MemoryError) or "out of memory" in text.lower():
         return DoesNotFit(f"the device ran out of memory while loading `{order.model}`", hint="lower `max_memory`")
-    if isinstance(error, FileNotFoundError):
-        kind, what = "missing_file", text
-    elif isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-        kind, what = "bad_config", f"a JSON file of the folder cannot be read: {text}"
-    elif isinstance(error, KeyError | TypeError | AttributeError):
-        kind, what = (
-            "bad_config",
-            f"`config.json` lacks something or has the wrong type: {type(error).__name__}: {text}",
-        )
-    elif isinstance(error, ValueError):
-        kind, what = _explain_value_error(text)
-    elif isinstance(error, RuntimeError):
-        kind, what = "bad_weights", f"the weights cannot be read: {text}"
-        hint = "the file may be truncated or damaged: download it again"
-    elif isinstance(error, OSError):
-        kind, what, hint = "unreadable", text, "check the permissions and the disk"
+    kind, what, hint = _explain_folder(error, text)
     return LoadFailed(f"cannot load `{order.model}`: {what}", hint=hint, details={"kind": kind, "path": order.path})
 
 
-def _explain_value_error(text: str) -> tuple[str, str]:
+def _explain_folder(error: BaseException, text: str) -> tuple[str, str, str]:
+    """Kind, sentence and next step for an error that the folder's files caused."""
+    check = "check the folder with `omlxd check`"
+    if isinstance(error, FileNotFoundError):
+        return "missing_file", text, check
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        return "bad_config", f"`config.json` cannot be read: {text}", check
+    if isinstance(error, ValueError):
+        return _explain_value_error(text, check)
+    if isinstance(error, RuntimeError):
+        again = "the file may be truncated or damaged: download it again"
+        return "bad_weights", f"the weights cannot be read: {text}", again
+    if isinstance(error, OSError):
+        return "unreadable", text, "check the permissions and the disk"
+    return "bad_config", f"`config.json` lacks a field or has a wrong one: {text}", check
+
+
+def _explain_value_error(text: str, check: str) -> tuple[str, str, str]:
     if "Model type" in text and "not supported" in text:
-        return "unsupported_model", f"{text} by this version of mlx-lm"
-    if "parameters" in text:
-        return "weights_mismatch", f"the weights do not match `config.json` (a shard may be missing): {text}"
+        return "unsupported_model", f"{text} by this version of mlx-lm", "upgrade mlx-lm, or choose another model"
+    if "parameter" in text:
+        again = "download the model again"
+        return "weights_mismatch", f"the weights do not match `config.json` (a shard may be missing): {text}", again
     if "custom module" in text:
-        return "remote_code", "the model wants to run code from its folder, which omlxd never does"
-    if "tokenizer" in text.lower():
-        return "bad_tokenizer", f"the tokenizer cannot be read: {text}"
-    return "bad_model", text
+        what = "the model wants to run code from its folder, which omlxd never does"
+        return "remote_code", what, "choose a conversion of the model that needs no code of its own"
+    return "bad_model", text, check
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    plain = isinstance(error, ValueError | RuntimeError | OSError) and text
+    return text if plain else f"{type(error).__name__}: {text}"

@@ -8,8 +8,11 @@ All functions and methods run on the engine's thread.
 from __future__ import annotations
 
 import gc
+import glob
 import resource
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +62,21 @@ def load_lazy(folder: Path) -> tuple[Any, dict[str, Any]]:
     """The model with its weights still on disk, and its config. Code from the folder is never run."""
     from mlx_lm.utils import load_model
 
-    return load_model(folder, lazy=True, trust_remote_code=False)  # type: ignore[no-any-return]
+    with _without_glob_characters(folder) as plain:
+        model, config = load_model(plain, lazy=True, trust_remote_code=False)
+    return model, dict(config)
+
+
+@contextmanager
+def _without_glob_characters(folder: Path) -> Iterator[Path]:
+    # mlx-lm looks for the weights with an unescaped glob over the whole path; the files stay open after it.
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="omlxd-") as place:
+        plain = Path(place) / "model"
+        plain.symlink_to(folder.resolve(), target_is_directory=True)
+        yield plain
 
 
 def load_tokenizer(folder: Path, config: dict[str, Any]) -> Any:

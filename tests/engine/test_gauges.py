@@ -1,0 +1,153 @@
+"""Gauges with recorded figures: what Metal, CUDA and the CPU say, and what omlxd makes of it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from omlxd.engine.gauges import (
+    CACHE_CEILING_BYTES,
+    CPU_SLACK_BYTES,
+    CUDA_SLACK_BYTES,
+    SETTLE_S,
+    CudaBackend,
+    Gauges,
+    MetalBackend,
+    phys_footprint_of,
+)
+from omlxd.engine.protocol import MIB, EngineLimits
+
+GIB = 1024 * MIB
+M2_64GB = {
+    "architecture": "applegpu_g14s",
+    "max_buffer_length": 36 * GIB,
+    "max_recommended_working_set_size": 51_539_607_552,
+    "memory_size": 68_719_476_736,
+}
+H200 = {"device_name": "NVIDIA H200", "total_memory": 150_754_820_096, "free_memory": 150_196_977_664}
+
+
+@dataclass
+class RecordedBackend:
+    """A backend whose footprint is played back."""
+
+    name: str = "cpu"
+    slack_bytes: int = CPU_SLACK_BYTES
+    footprint: int = 0
+
+    def footprint_bytes(self) -> int:
+        return self.footprint
+
+    def device_cap(self) -> tuple[int, str] | None:
+        return None
+
+
+@dataclass
+class RecordedMlx:
+    """MLX's gauges and knobs, played back."""
+
+    active: int = 0
+    cache: int = 0
+    cache_limits: list[int] = field(default_factory=list)
+
+    def get_active_memory(self) -> int:
+        return self.active
+
+    def get_cache_memory(self) -> int:
+        return self.cache
+
+    def set_cache_limit(self, limit: int) -> int:
+        self.cache_limits.append(limit)
+        return 0
+
+
+def gauges(backend: RecordedBackend, mlx: RecordedMlx, now: list[float], base: int = 80 * MIB) -> Gauges:
+    made = Gauges(backend, clock=lambda: now[0])
+    made.base_bytes = base
+    made._mx = mlx
+    made._default_cache_limit = 32 * MIB
+    return made
+
+
+def test_the_wired_limit_of_metal_wins_over_what_the_driver_recommends() -> None:
+    assert MetalBackend(lambda: M2_64GB, lambda: 0).device_cap() == (51_539_607_552, "metal")
+    assert MetalBackend(lambda: M2_64GB, lambda: 57_344).device_cap() == (57_344 * MIB, "metal")
+
+
+def test_a_device_that_says_nothing_has_no_cap() -> None:
+    assert MetalBackend(dict, lambda: 0).device_cap() is None
+    assert CudaBackend(dict).device_cap() is None
+
+
+def test_cuda_caps_at_the_memory_of_the_device() -> None:
+    assert CudaBackend(lambda: H200).device_cap() == (150_754_820_096, "cuda")
+
+
+def test_the_footprint_of_macos_is_read_at_its_place_in_the_structure() -> None:
+    raw = bytes(16) + struct.pack("=7Q", *range(7)) + struct.pack("=3Q", 987_654_321, 1, 2)
+    assert phys_footprint_of(raw) == 987_654_321
+
+
+def test_overhead_is_what_the_footprint_shows_beyond_base_active_cache_and_slack() -> None:
+    backend = RecordedBackend(footprint=80 * MIB + 500 * MIB + 30 * MIB + CPU_SLACK_BYTES + 7 * MIB)
+    reading = gauges(backend, RecordedMlx(active=500 * MIB, cache=30 * MIB), [10.0]).read(at_rest=True)
+    assert reading.overhead_bytes == 7 * MIB
+    assert reading.used_bytes == 507 * MIB
+
+
+def test_the_figures_of_nvml_lie_within_the_slack_of_cuda() -> None:
+    backend = RecordedBackend("cuda", CUDA_SLACK_BYTES, footprint=8 * GIB + 2_800_000_000)
+    assert gauges(backend, RecordedMlx(active=8 * GIB), [10.0], base=0).read(at_rest=True).overhead_bytes == 0
+
+
+def test_a_lagging_footprint_is_not_believed_after_a_load_or_an_unload() -> None:
+    now = [10.0]
+    backend, mlx = RecordedBackend(), RecordedMlx(active=0)
+    made = gauges(backend, mlx, now)
+    backend.footprint = 80 * MIB + 2 * GIB  # the model is gone, its pages are not yet
+    made.unsettle()
+    assert made.read(at_rest=True).overhead_bytes == 0
+    now[0] += SETTLE_S
+    assert made.read(at_rest=True).overhead_bytes == 2 * GIB - CPU_SLACK_BYTES
+
+
+def test_a_reading_inside_a_step_keeps_the_overhead_of_the_last_one_at_rest() -> None:
+    backend, mlx = RecordedBackend(footprint=80 * MIB), RecordedMlx()
+    made = gauges(backend, mlx, [10.0])
+    made.read(at_rest=True)
+    backend.footprint += 3 * GIB
+    assert made.read(at_rest=False).overhead_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        (0, 0, 32 * MIB),
+        (GIB, GIB + 20 * MIB, 10 * MIB),
+        (GIB, GIB, 0),
+        (GIB, 60 * GIB, 32 * MIB),
+    ],
+)
+def test_mlxs_cache_may_take_half_of_what_lies_between_the_limits(soft: int, hard: int, expected: int) -> None:
+    mlx = RecordedMlx()
+    gauges(RecordedBackend(), mlx, [0.0]).obey(EngineLimits(soft_bytes=soft, hard_bytes=hard))
+    assert mlx.cache_limits == [expected]
+
+
+def test_mlxs_cache_has_a_ceiling_where_its_default_has_none() -> None:
+    mlx = RecordedMlx()
+    made = gauges(RecordedBackend(), mlx, [0.0])
+    made._default_cache_limit = 48 * GIB
+    made.obey(EngineLimits(soft_bytes=8 * GIB, hard_bytes=44 * GIB))
+    assert mlx.cache_limits == [CACHE_CEILING_BYTES]
+
+
+def test_before_mlx_is_imported_every_figure_of_it_is_zero() -> None:
+    made: Any = Gauges(RecordedBackend(footprint=40 * MIB))
+    reading = made.read(at_rest=True)
+    assert (reading.active_bytes, reading.cache_bytes, reading.overhead_bytes) == (0, 0, 0)
+    assert reading.footprint_bytes == 40 * MIB
+    assert reading.system_total_bytes > reading.system_available_bytes > 0

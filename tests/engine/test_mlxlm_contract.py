@@ -1,0 +1,122 @@
+"""What omlxd leans on inside mlx-lm; a failure here says which piece an upgrade has moved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omlxd.engine import mlxlm
+from omlxd.engine.protocol import Sampling
+from tests.engine.driver import on_mlx_thread, reference
+
+pytestmark = pytest.mark.mlx
+
+
+def parameters(function: Callable[..., object]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_the_batch_generator_takes_the_arguments_we_give_it() -> None:
+    from mlx_lm.generate import BatchGenerator
+
+    made = {"max_tokens", "completion_batch_size", "prefill_batch_size", "prefill_step_size"}
+    assert made <= parameters(BatchGenerator.__init__), "BatchGenerator(...) changed: see mlxlm.DecodeBatch"
+    given = {"prompts", "max_tokens", "caches", "all_tokens", "samplers"}
+    assert given <= parameters(BatchGenerator.insert), "BatchGenerator.insert changed: see mlxlm.DecodeBatch.insert"
+    assert {"next", "remove", "close", "prompt_cache_nbytes"} <= set(dir(BatchGenerator))
+
+
+def test_the_private_parts_we_touch_are_there(tiny_model: Callable[..., Path]) -> None:
+    def work() -> tuple[bool, bool]:
+        from mlx_lm.generate import BatchGenerator
+
+        model, _ = mlxlm.load_lazy(tiny_model())
+        generator = BatchGenerator(model)
+        return hasattr(generator, "_old_wired_limit"), hasattr(generator._generation_batch, "prompt_cache")
+
+    wired, cache = on_mlx_thread(work)
+    assert wired, "BatchGenerator._old_wired_limit is gone: the wired limit would be restored un-nested"
+    assert cache, "BatchGenerator._generation_batch.prompt_cache is gone: removed rows would keep their memory"
+
+
+def test_load_model_never_runs_code_unless_asked() -> None:
+    from mlx_lm.utils import load_model
+
+    assert inspect.signature(load_model).parameters["trust_remote_code"].default is False
+
+
+def test_importing_mlx_lm_through_us_leaves_the_limit_of_open_files_alone() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE);"
+        "from omlxd.engine import mlxlm; mlxlm.import_libraries();"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before;"
+        "import mlx_lm.generate; assert resource.setrlimit.__module__ != 'omlxd.engine.mlxlm'"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_removed_rows_give_their_memory_back_at_once(tiny_model: Callable[..., Path]) -> None:
+    def work() -> tuple[int, int, int]:
+        import mlx.core as mx
+
+        model, _ = mlxlm.load_lazy(tiny_model())
+        mx.eval(mlxlm.every_array(model))
+        weights = mx.get_active_memory()
+        batch = mlxlm.DecodeBatch(model, 8, 256)
+        uids = []
+        for length in (1500, 20, 20, 20):
+            cache = mlxlm.make_cache(model)
+            mlxlm.prefill_chunk(model, cache, [7] * length)
+            uids.append(batch.insert([5], mlxlm.make_sampler(Sampling()), cache, [7] * length))
+            del cache
+            batch.step()
+        batch.step()
+        mlxlm.release_memory()
+        before = mx.get_active_memory() - weights
+        batch.remove(uids[:1])
+        after = mx.get_active_memory() - weights
+        rows = len(batch.step())
+        batch.close()
+        return before, after, rows
+
+    before, after, rows = on_mlx_thread(work)
+    assert after < before / 8, f"{before} bytes with the long row, {after} after it was removed"
+    assert rows == 3
+
+
+def test_a_lone_request_moves_into_a_batch_at_any_step(tiny_model: Callable[..., Path]) -> None:
+    path = tiny_model()
+    prompt = [9, 30, 77, 12, 200]
+    expected, _ = reference(path, {"r": prompt}, 30)["r"]
+
+    def work(at: int) -> list[int]:
+        model, _ = mlxlm.load_lazy(path)
+        cache, sampler = mlxlm.make_cache(model), mlxlm.make_sampler(Sampling())
+        mlxlm.prefill_chunk(model, cache, prompt[:-1])
+        lane = mlxlm.LoneDecode(model, cache, prompt[-1], sampler)
+        out = [lane.step() for _ in range(at)]
+        token, cache = lane.leave()
+        out.append(token)
+        batch = mlxlm.DecodeBatch(model, 8, 256)
+        batch.insert([token], sampler, cache)
+        while len(out) < 30:
+            out += [token for _, token in batch.step()]
+        batch.close()
+        return out
+
+    for at in (0, 1, 17):
+        assert on_mlx_thread(lambda at=at: work(at)) == expected
+
+
+def test_caches_that_cannot_be_merged_are_known(tiny_model: Callable[..., Path]) -> None:
+    from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
+
+    assert mlxlm.is_mergeable([KVCache(), RotatingKVCache(64), ArraysCache(2), CacheList(KVCache(), KVCache())])
+    for lone in (QuantizedKVCache(), ChunkedKVCache(64), CacheList(KVCache(), QuantizedKVCache())):
+        assert not mlxlm.is_mergeable([KVCache(), lone])

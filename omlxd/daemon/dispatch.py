@@ -67,7 +67,6 @@ class Dispatch:
         try:
             await asyncio.shield(attempt.gone)
         except asyncio.CancelledError:  # the pool is closing; the engine's end frees the rest
-            self._leave(attempt)
             self._gone(order.request)
             raise
 
@@ -206,20 +205,28 @@ class Dispatch:
             self.tell_end(generation, error)
 
     def _leave(self, attempt: Attempt) -> None:
+        """Take it out of the plan; its memory is back when the engine says so."""
+        if attempt.leaving:
+            return
         attempt.leaving = True
-        link = self._pool.link
-        if link.wanted.requests.pop(attempt.order.request, None) is not None:
-            link.changed()
+        request, link = attempt.order.request, self._pool.link
+        del link.wanted.requests[request]
+        link.changed()
+        if not attempt.started:  # perhaps the engine has never seen it, and will have nothing to say about it
+            link.after_fence(lambda: self._gone(request))
 
     def _gone(self, request: str) -> None:
         """The engine has nothing of it any more."""
         attempt = self._attempts.pop(request, None)
         if attempt is None:
             return
-        self._leave(attempt)
+        attempt.leaving = True
+        if self._pool.link.wanted.requests.pop(request, None) is not None:
+            self._pool.link.changed()
         attempt.entry.in_engine.discard(attempt.generation.id)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
+        self._pool.notify()
 
     def _of(self, model: str) -> list[Attempt]:
         return [attempt for attempt in self._attempts.values() if attempt.entry.name == model]

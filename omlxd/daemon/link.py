@@ -48,6 +48,7 @@ class EngineLink:
         self._seen_seq = 0
         self._held_seq: int | None = None
         self._closed = False
+        self._fences: set[asyncio.Task[None]] = set()
 
     @property
     def bound(self) -> bool:
@@ -87,7 +88,24 @@ class EngineLink:
             self._held_seq = None
             self.changed()
 
-    async def read_rest(self, timeout_s: float) -> MemoryReading | None:
+    def after_fence(self, then: Callable[[], None]) -> None:
+        """Call `then` once the engine has obeyed what is wanted now and its events of that have been handled.
+
+        A plan may be replaced before the engine looks at it, so what was wanted for a moment only may never have begun,
+        and no event will say that it ended. A reading at rest is answered after the newest plan was obeyed, and the
+        events of that are posted before the next one is answered.
+        """
+
+        async def fence() -> None:
+            await self.read_rest(None)
+            await self.read_rest(None)
+            then()
+
+        task = asyncio.create_task(fence())
+        self._fences.add(task)
+        task.add_done_callback(self._fences.discard)
+
+    async def read_rest(self, timeout_s: float | None) -> MemoryReading | None:
         """A reading with no step in flight, or None when the running step does not end in time."""
         if self._scheduled:
             self._apply()  # what was just asked for counts from this reading on
@@ -101,6 +119,8 @@ class EngineLink:
     async def close(self, timeout_s: float) -> bool:
         """End the engine without blocking the loop; True when it ended in time."""
         started, self._closed = self._loop is not None, True
+        for fence in self._fences:
+            fence.cancel()
         return await asyncio.to_thread(self.engine.close, timeout_s) if started else True
 
     def _apply(self) -> None:

@@ -45,6 +45,7 @@ class LoadTicket:
     def __init__(self, entry: EnginePoolEntry, order_id: int, stop: Callable[[LoadTicket], None]) -> None:
         self.entry = entry
         self.order_id = order_id
+        self.begun = False  # the engine has told something about it
         self.done_bytes = 0
         self.total_bytes = entry.weights_bytes or 0
         self.note: str | None = "waits for its turn"
@@ -132,7 +133,7 @@ class LoadQueue:
     def progress(self, entry: EnginePoolEntry, order: int, done_bytes: int, total_bytes: int) -> None:
         """The engine has a slice more."""
         if (ticket := entry.ticket) is not None and ticket.order_id == order:
-            ticket.done_bytes, ticket.total_bytes = done_bytes, total_bytes
+            ticket.done_bytes, ticket.total_bytes, ticket.begun = done_bytes, total_bytes, True
             ticket.tell(None)
 
     def done(self, entry: EnginePoolEntry, order: int, info: ModelInfo) -> None:
@@ -156,7 +157,7 @@ class LoadQueue:
     def ended(self, entry: EnginePoolEntry, order: int, error: OmlxError) -> None:
         """The engine stopped loading it, and its memory is back."""
         ticket = entry.ticket
-        if ticket is None or ticket.order_id != order:
+        if ticket is None or ticket.order_id != order or entry.state is not EntryState.LOADING:
             return
         self._pool.link.wanted.load = None
         self._pool.link.changed()
@@ -173,8 +174,11 @@ class LoadQueue:
         entry = ticket.entry
         ticket.cancelled = ticket.cancelled or cancelled(entry.name, "it was asked to stop")
         if entry.state is EntryState.LOADING:
-            self._pool.link.wanted.load = None
-            self._pool.link.changed()
+            link, error = self._pool.link, ticket.cancelled
+            link.wanted.load = None
+            link.changed()
+            if not ticket.begun:  # perhaps the engine has never seen the order, and will have nothing to say about it
+                link.after_fence(lambda: self.ended(entry, ticket.order_id, error))
         elif ticket.task is not None:
             ticket.task.cancel()
         else:

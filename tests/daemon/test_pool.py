@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,32 +22,16 @@ from omlxd.core.errors import (
 )
 from omlxd.core.events import EventName
 from omlxd.core.manifest import ModelSettings
-from omlxd.core.states import EntryState, FinishReason, RequestState
+from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.loading import LoadStatus
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.request import Generation
-from omlxd.engine.protocol import MIB
-from tests.fakes.clock import run
+from omlxd.engine.protocol import MIB, Plan
+from tests.fakes.clock import on_virtual_time, run
 from tests.fakes.engine import FakeEngine
-from tests.fakes.pools import FakeFolders, Scene, turns
+from tests.fakes.pools import FakeFolders, Scene, turns, until_decoding
 
 CHAT = [{"role": "user", "content": "why is the sky blue"}]
 EIGHT = "".join(f"tok{n} " for n in range(8))
-
-
-def on_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """The test runs on a loop of its own whose time passes by itself."""
-
-    def wrapper() -> None:
-        run(test())
-
-    wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
-    return wrapper
-
-
-async def until_decoding(generation: Generation) -> None:
-    assert await generation.wait(10.0)
-    assert generation.state is RequestState.DECODE
 
 
 @on_virtual_time
@@ -446,21 +430,65 @@ async def test_unloading_a_loading_model_cancels_the_load_and_the_next_one_works
         assert scene.engine.loaded == {"chat"}
 
 
+async def until_ordered(scene: Scene, ordered: Callable[[Plan], bool]) -> None:
+    """Let the loop run until the engine, which the test drives, has been sent such a plan."""
+    while not (scene.engine.plans and ordered(scene.engine.plans[-1])):
+        await turns(1)
+
+
+async def drive(scene: Scene, task: asyncio.Task[Any]) -> None:
+    """Take the engine's steps until the task is done."""
+    while not task.done():
+        await turns()
+        scene.engine.step()
+
+
 @on_virtual_time
 async def test_a_load_that_ends_in_the_instant_it_is_cancelled_is_unloaded_again() -> None:
     scene = Scene({"chat": 64}, drive="manual")
     async with scene.pool as pool:
         loading = asyncio.create_task(pool.load("chat"))
-        await turns()
+        await until_ordered(scene, lambda plan: plan.load is not None)
         unloading = asyncio.create_task(pool.unload("chat"))
         scene.engine.step()  # the whole load, before the plan without it arrives
-        while not unloading.done():
-            await turns()
-            scene.engine.step()
+        assert scene.engine.loaded == {"chat"}
+        await drive(scene, unloading)
         with pytest.raises(LoadCancelled):
             await loading
         assert scene.engine.loaded == set()
         assert scene.states == {"chat": "unloaded"}
+
+
+@on_virtual_time
+async def test_a_load_that_is_cancelled_before_the_engine_saw_it_ends_too() -> None:
+    scene = Scene({"chat": 64}, drive="manual")
+    async with scene.pool as pool:
+        loading = asyncio.create_task(pool.load("chat"))
+        await until_ordered(scene, lambda plan: plan.load is not None)
+        unloading = asyncio.create_task(pool.unload("chat"))
+        await until_ordered(scene, lambda plan: plan.load is None)
+        await drive(scene, unloading)
+        with pytest.raises(LoadCancelled):
+            await loading
+        assert scene.states == {"chat": "unloaded"}
+        again = asyncio.create_task(pool.load("chat"))
+        await drive(scene, again)
+        assert scene.states == {"chat": "loaded"}
+
+
+@on_virtual_time
+async def test_a_request_that_is_aborted_before_the_engine_saw_it_leaves_nothing_behind() -> None:
+    scene = Scene({"chat": 64}, drive="manual")
+    async with scene.pool as pool:
+        await drive(scene, asyncio.create_task(pool.load("chat")))
+        generation = pool.generate("chat", prompt="hi")
+        await until_ordered(scene, lambda plan: bool(plan.requests))
+        pool.abort(generation.id, "never mind")
+        await until_ordered(scene, lambda plan: not plan.requests)
+        with pytest.raises(RequestAborted):
+            await generation.text()
+        await turns(10)
+        assert pool.entries["chat"].requests == {}
 
 
 @on_virtual_time

@@ -50,6 +50,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
 
+def on_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Decorates a test that is a coroutine: it runs on a loop of its own, on virtual time."""
+
+    def wrapper() -> None:
+        run(test())
+
+    wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
+    return wrapper
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine on virtual time, and close everything after it."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

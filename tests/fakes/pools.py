@@ -11,9 +11,11 @@ from omlxd.core.errors import LoadFailed
 from omlxd.core.events import Event, EventName
 from omlxd.core.limits import Machine
 from omlxd.core.manifest import ModelSettings
+from omlxd.core.states import RequestState
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.model_files import ModelFiles
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import MIB
 from tests.fakes.engine import GIB, FakeEngine
 
@@ -81,6 +83,12 @@ _ENGINE_OPTIONS = {
     "vocab_size",
     "device_cap",
 }
+
+
+async def until_decoding(generation: Generation) -> None:
+    """Wait for the first token."""
+    assert await generation.wait(100.0)
+    assert generation.state is RequestState.DECODE, generation.error
 
 
 async def turns(count: int = 5) -> None:

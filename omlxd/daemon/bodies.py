@@ -144,7 +144,7 @@ def _invalid(problems: Sequence[Any], kind: type[Body]) -> InvalidRequest:
 
 def _told(problem: Any) -> tuple[str, str]:
     location = [part for part in problem["loc"] if not _is_branch(part)]
-    if location and location[0] in _UNION_WORDS:
+    if location and location[0] in _UNION_WORDS and problem["type"] != "missing":
         return f"`{location[0]}`", _UNION_WORDS[location[0]]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     named = f"`{shown(field)}`" if field else ""

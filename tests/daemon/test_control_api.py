@@ -1,0 +1,297 @@
+"""The control API: each call answers after its effect, in the shape the command line reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omlxd.core.errors import LoadFailed
+from omlxd.engine.protocol import MIB
+from tests.fakes.daemon import RunningDaemon, running
+from tests.fakes.engine import FakeEngine
+from tests.fakes.wire import Answer
+
+TWO = {"chat": {"mib": 40, "aliases": ["default"]}, "small": {"mib": 30}}
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+def endless(**options: Any) -> FakeEngine:
+    """Answers that go on until somebody stops them."""
+    return FakeEngine("thread", answer_tokens=None, context_length=10**9, step_s=0.002, **options)
+
+
+async def talking(daemon: RunningDaemon, model: str = "chat") -> tuple[asyncio.Task[Answer], str]:
+    """A request that goes on for ever, and its id, once it decodes."""
+    task = asyncio.create_task(
+        daemon.ask("POST", "/v1/chat/completions", {**CHAT, "model": model, "max_tokens": 10**6})
+    )
+    async with asyncio.timeout(20):
+        while True:
+            for request in (await daemon.control("GET", "requests"))["requests"]:
+                if request["model"] == model and request["state"] == "decode":
+                    return task, request["id"]
+
+
+async def test_status_has_every_field_that_the_contract_names(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        status = await daemon.control("GET", "status")
+        assert status["schema"] == 1
+        assert status["state"] == "ready"
+        assert status["api"] == daemon.ready.api
+        assert status["memory"]["soft_limit"] == 100 * MIB
+        assert status["memory"]["hard_limit"] == 200 * MIB
+        assert status["enforcer"] == {
+            "policy": "reference",
+            "poll_interval_s": 1.0,
+            "level": "ok",
+            "decisions": 0,
+            "reason": None,
+        }
+        assert [(model["name"], model["weights_bytes"]) for model in status["models"]] == [
+            ("chat", 40 * MIB),
+            ("small", 30 * MIB),
+        ]
+
+
+async def test_load_answers_when_the_model_is_resident_and_again_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        first = await daemon.control("POST", "models/default/load")
+        assert first["model"]["state"] == "loaded"
+        assert first["load_s"] is not None
+        assert daemon.engine.loaded == {"chat"}
+        again = await daemon.control("POST", "models/chat/load", {})
+        assert (again["model"]["state"], again["load_s"], again["evicted"]) == ("loaded", None, [])
+
+
+async def test_load_names_what_it_evicted_and_pins_when_asked(tmp_path: Path) -> None:
+    async with running(tmp_path, {**TWO, "big": {"mib": 50}}) as daemon:
+        await daemon.control("POST", "models/small/load")
+        await daemon.control("POST", "models/chat/load")
+        loaded = await daemon.control("POST", "models/big/load", {"pin": True})
+        assert loaded["evicted"] == ["small"]
+        assert loaded["model"]["pinned"] is True
+        assert await daemon.states() == {"chat": "loaded", "small": "unloaded", "big": "loaded"}
+
+
+async def test_load_without_waiting_answers_at_once_and_loads_all_the_same(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        await daemon.control("POST", "models/chat/load", {"wait": False})
+        async with asyncio.timeout(20):
+            while (await daemon.states())["chat"] != "loaded":
+                pass
+
+
+async def test_load_shows_progress_as_lines_and_ends_with_the_result(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO, engine=FakeEngine("thread", slice_bytes=MIB, step_s=0.001)) as daemon:
+        answer = await daemon.ask("POST", "/v1/control/models/chat/load", {}, {"Accept": "application/x-ndjson"})
+        *progress, last = answer.lines
+        assert last["result"]["model"]["state"] == "loaded"
+        assert all(
+            set(line["progress"]) == {"model", "state", "done_bytes", "total_bytes", "note"} for line in progress
+        )
+        done = [line["progress"]["done_bytes"] for line in progress]
+        assert done == sorted(done)
+        assert progress[-1]["progress"]["total_bytes"] == 40 * MIB
+
+
+async def test_a_failed_load_is_the_last_line_of_its_progress(tmp_path: Path) -> None:
+    engine = FakeEngine("thread")
+    engine.load_errors["chat"] = LoadFailed("the header is cut off", hint="fetch it again")
+    async with running(tmp_path, TWO, engine=engine) as daemon:
+        answer = await daemon.ask("POST", "/v1/control/models/chat/load", {}, {"Accept": "application/x-ndjson"})
+        assert answer.lines[-1]["error"]["code"] == "load_failed"
+        assert (await daemon.states())["chat"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "code"),
+    [("chatt", 404, "model_not_found"), ("huge", 507, "does_not_fit"), ("gone", 500, "load_failed")],
+)
+async def test_what_cannot_be_loaded_says_why_and_costs_the_loaded_ones_nothing(
+    tmp_path: Path, model: str, status: int, code: str
+) -> None:
+    async with running(tmp_path, {**TWO, "huge": {"mib": 101}, "gone": {}}) as daemon:
+        (tmp_path / "gone" / "config.json").unlink()
+        await daemon.control("POST", "models/chat/load")
+        answer = await daemon.ask("POST", f"/v1/control/models/{model}/load")
+        assert (answer.status, answer.json["error"]["code"]) == (status, code)
+        assert answer.json["error"]["hint"]
+        assert (await daemon.states())["chat"] == "loaded"
+
+
+async def test_an_unknown_model_is_answered_with_the_name_that_was_meant(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        for action in ("load", "unload", "pin", "unpin"):
+            answer = await daemon.ask("POST", f"/v1/control/models/chatt/{action}")
+            assert answer.status == 404
+            assert "`chat`" in answer.json["error"]["hint"]
+
+
+async def test_unload_answers_when_the_memory_is_back(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        await daemon.control("POST", "models/chat/load")
+        done = await daemon.control("POST", "models/chat/unload")
+        assert (done["was"], done["freed_bytes"], done["model"]["state"]) == ("loaded", 40 * MIB, "unloaded")
+        assert daemon.engine.active_bytes == 0
+        again = await daemon.control("POST", "models/chat/unload")
+        assert (again["was"], again["freed_bytes"]) == ("unloaded", 0)
+
+
+async def test_unload_now_ends_the_requests_with_one_clear_error(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO, engine=endless()) as daemon:
+        request, _ = await talking(daemon)
+        await daemon.control("POST", "models/chat/unload", {"now": True})
+        answer = await request
+        assert (answer.status, answer.json["error"]["code"]) == (503, "request_aborted")
+        assert "unloaded" in answer.json["error"]["message"]
+        assert answer.headers["retry-after"] == "5"
+
+
+async def test_a_pin_outlives_the_daemon(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        pinned = await daemon.control("POST", "models/chat/pin")
+        assert (pinned["model"]["pinned"], pinned["model"]["state"]) == (True, "unloaded")
+    async with running(tmp_path, TWO) as daemon:
+        assert (await daemon.control("GET", "models"))["models"][0]["pinned"] is True
+        assert await daemon.states() == {"chat": "loaded", "small": "unloaded"}
+        await daemon.control("POST", "models/chat/unpin", {})
+    async with running(tmp_path, TWO) as daemon:
+        assert await daemon.states() == {"chat": "unloaded", "small": "unloaded"}
+
+
+async def test_pins_that_the_limit_cannot_hold_are_refused_unless_forced(tmp_path: Path) -> None:
+    async with running(tmp_path, {"chat": {"mib": 60}, "small": {"mib": 60}}) as daemon:
+        await daemon.control("POST", "models/chat/pin")
+        refused = await daemon.ask("POST", "/v1/control/models/small/pin", {})
+        assert (refused.status, refused.json["error"]["code"]) == (507, "does_not_fit")
+        assert refused.json["error"]["details"]["pinned_bytes"] == 120 * MIB
+        assert (await daemon.control("GET", "models"))["models"][1]["pinned"] is False
+        await daemon.control("POST", "models/small/pin", {"force": True})
+        assert (await daemon.control("GET", "models"))["models"][1]["pinned"] is True
+
+
+async def test_a_lower_limit_evicts_before_it_answers(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO, daemon={"poll_interval": "1h"}) as daemon:
+        await daemon.control("POST", "models/small/load")
+        await daemon.control("POST", "models/chat/load")
+        done = await daemon.control("PATCH", "limits", {"max_memory": "50M"})
+        assert (done["evicted"], done["level"], done["warnings"]) == (["small"], "ok", [])
+        assert done["memory"]["soft_limit"] == 50 * MIB
+        assert daemon.engine.loaded == {"chat"}
+
+
+async def test_a_limit_outlives_the_daemon_until_the_manifest_changes_and_a_flag_beats_both(tmp_path: Path) -> None:
+    async def soft_mib(daemon: RunningDaemon) -> float:
+        return (await daemon.control("GET", "status"))["memory"]["soft_limit"] / MIB
+
+    async with running(tmp_path, TWO) as daemon:
+        await daemon.control("PATCH", "limits", {"max_memory": "70M"})
+    async with running(tmp_path, TWO) as daemon:
+        assert await soft_mib(daemon) == 70
+    async with running(tmp_path, TWO, max_memory="60M") as daemon:
+        assert await soft_mib(daemon) == 60
+    async with running(tmp_path, TWO, daemon={"max_memory": "90M"}) as daemon:
+        assert await soft_mib(daemon) == 90
+
+
+async def test_no_limit_is_a_limit_of_zero(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        done = await daemon.control("PATCH", "limits", {"max_memory": 0})
+        assert done["memory"]["soft_limit"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"max_memory": "lots"}, 400, "`lots` is not a size"),
+        ({"max_memory": "300M"}, 400, "hard_limit"),
+        ({"max_memory": 1.5}, 400, "`max_memory`"),
+        ({}, 400, "`max_memory`: is missing"),
+        ({"max_memory": "50M", "forse": True}, 400, "`forse`"),
+        ({"max_memory": "30M"}, 507, "pinned"),
+    ],
+)
+async def test_a_limit_that_makes_no_sense_changes_nothing(tmp_path: Path, body: Any, status: int, words: str) -> None:
+    async with running(tmp_path, {"chat": {"mib": 40, "pin": True}}) as daemon:
+        answer = await daemon.ask("PATCH", "/v1/control/limits", body)
+        assert answer.status == status
+        assert words in answer.json["error"]["message"]
+        assert (await daemon.control("GET", "status"))["memory"]["soft_limit"] == 100 * MIB
+
+
+async def test_a_limit_below_a_pin_is_accepted_with_force_and_says_what_it_means(tmp_path: Path) -> None:
+    async with running(tmp_path, {"chat": {"mib": 40, "pin": True}}) as daemon:
+        done = await daemon.control("PATCH", "limits", {"max_memory": "30M", "force": True})
+        assert done["level"] == "exhausted"
+        assert done["warnings"]
+        assert (await daemon.ask("GET", "/health")).json["status"] == "exhausted"
+        assert await daemon.states() == {"chat": "loaded"}
+
+
+async def test_requests_are_listed_and_can_be_aborted_by_id(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO, engine=endless()) as daemon:
+        request, request_id = await talking(daemon)
+        (view,) = (await daemon.control("GET", "requests"))["requests"]
+        assert (view["id"], view["model"], view["state"]) == (request_id, "chat", "decode")
+        done = await daemon.control("DELETE", f"requests/{request_id}")
+        assert (done["id"], done["aborted"]) == (request_id, True)
+        assert (await daemon.control("GET", "requests"))["requests"] == []
+        assert (await request).json["error"]["code"] == "request_aborted"
+        gone = await daemon.ask("DELETE", f"/v1/control/requests/{request_id}")
+        assert (gone.status, gone.json["error"]["code"]) == (404, "request_not_found")
+
+
+async def test_events_are_numbered_and_read_from_where_one_left_off(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        first = (await daemon.ask("GET", "/v1/control/events")).lines
+        assert [event["seq"] for event in first] == list(range(1, len(first) + 1))
+        await daemon.control("POST", "models/chat/load")
+        later = (await daemon.ask("GET", f"/v1/control/events?since={first[-1]['seq']}")).lines
+        assert [event["event"] for event in later] == ["load_started", "engine_started", "load_finished"]
+        assert [event["seq"] for event in later] == [len(first) + number for number in (1, 2, 3)]
+
+
+async def test_events_are_followed_live_until_the_daemon_ends(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        following = asyncio.create_task(daemon.ask("GET", "/v1/control/events?since=0&follow=true"))
+        await daemon.control("POST", "models/chat/load")
+        daemon.stop.ask()
+        names = [event["event"] for event in (await following).lines]
+        assert names[0] == "daemon_starting"
+        assert "load_finished" in names
+        assert names[-1] == "daemon_draining"
+
+
+@pytest.mark.parametrize("query", ["since=x", "since=-1", "since=" + "9" * 50, "follow=maybe"])
+async def test_a_query_that_makes_no_sense_is_named(tmp_path: Path, query: str) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        answer = await daemon.ask("GET", f"/v1/control/events?{query}")
+        assert answer.status == 400
+        assert answer.json["error"]["details"]["param"] == query.split("=")[0]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'{"wait": "yes"}', b'{"wate": true}', b"[" * 100_000])
+async def test_a_body_that_makes_no_sense_is_refused_and_loads_nothing(tmp_path: Path, body: bytes) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        answer = await daemon.ask("POST", "/v1/control/models/chat/load", body)
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+        assert (await daemon.states())["chat"] == "unloaded"
+
+
+async def test_stop_drains_and_ends_the_daemon(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        answer = await daemon.control("POST", "stop")
+        assert answer["state"] == "draining"
+        assert (await daemon.ended()).cut_short is False
+        assert daemon.engine.closed
+
+
+async def test_the_log_file_has_what_events_has(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        await daemon.control("POST", "models/chat/load")
+        events = (await daemon.ask("GET", "/v1/control/events")).lines
+        assert json.loads(json.dumps(daemon.log())) == events

@@ -18,7 +18,7 @@ from omlxd.core.memory import Policy
 from omlxd.core.units import format_bytes
 from omlxd.daemon.home import Home
 
-NOW_TIMEOUT_S: Final = 30.0
+END_TIMEOUT_S: Final = 30.0
 
 MaxMemory = Annotated[
     str | None, typer.Option("--max-memory", metavar="SIZE", help="Memory limit: 8G, 8GB, 75%, bytes, `auto` or 0.")
@@ -104,11 +104,10 @@ def _stop(home: Home, client: Client, *, now: bool) -> int:
         pid = _pid_in(home.lock)
         raise Unreachable(error.message, hint=f"`kill -9 {pid}` ends it" if pid else error.hint) from error
     pid = int(answer["pid"])
-    if now:
-        if not wait_until_gone(home, timeout_s=NOW_TIMEOUT_S):
-            raise Unreachable(f"the daemon did not end within {NOW_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
-    else:
+    if not now:
         _wait_for_drain(home, client)
+    if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
+        raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
     return pid
 
 

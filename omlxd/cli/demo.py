@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +33,8 @@ def demo(context: typer.Context) -> None:
         output.data("omlxd demo: three models, and memory for two of them.")
         models = _models(home, demo_home)
         sizes = Sizes(chat_bytes=_weights_bytes(models.chat), tiny_bytes=_weights_bytes(models.tiny_a))
-        demo_home.manifest.write_text(_manifest_text(models, sizes), encoding="utf-8")
-        with _daemon(demo_home) as (ready, client):
+        demo_home.manifest.write_text(_manifest_text(models), encoding="utf-8")
+        with _daemon(demo_home, sizes) as (ready, client):
             tell(client, ready, sizes)
     output.data("The demo's daemon is stopped. The same with your own models:")
     output.data("")
@@ -63,17 +65,16 @@ def _models(home: Home, demo_home: Home) -> _Models:
 
 def _say(text: str) -> None:
     output.data(f"  {text}")
+    sys.stdout.flush()
 
 
 def _weights_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 
 
-def _manifest_text(models: _Models, sizes: Sizes) -> str:
+def _manifest_text(models: _Models) -> str:
     lines = [
         "[daemon]",
-        f"max_memory = {sizes.limit_bytes}",
-        f"hard_limit = {sizes.hard_bytes}",
         'drain_timeout = "5s"',
         "[api]",
         'listen = "off"',
@@ -112,9 +113,9 @@ def _own_home(home: Home) -> Iterator[Home]:
 
 
 @contextmanager
-def _daemon(demo_home: Home) -> Iterator[tuple[dict[str, Any], Client]]:
+def _daemon(demo_home: Home, sizes: Sizes) -> Iterator[tuple[dict[str, Any], Client]]:
     """A real daemon in a process of its own that ends with the demo, however the demo ends."""
-    ready = start_detached(demo_home, StartOptions())
+    ready = start_detached(demo_home, StartOptions(max_memory=sizes.limit, hard_limit=sizes.hard_limit))
     client = Client(demo_home.socket)
     try:
         yield ready, client
@@ -123,15 +124,13 @@ def _daemon(demo_home: Home) -> Iterator[tuple[dict[str, Any], Client]]:
 
 
 def _end_daemon(demo_home: Home, client: Client, pid: int) -> None:
-    import os
-
     try:
         client.call("POST", "/v1/control/stop", {"now": True})
     except OmlxError:
         pass  # then by signal
-    if not wait_until_gone(demo_home, timeout_s=10.0):
+    if not wait_until_gone(demo_home, pid, timeout_s=10.0):
         os.kill(pid, signal.SIGKILL)
-        if not wait_until_gone(demo_home, timeout_s=5.0):
+        if not wait_until_gone(demo_home, pid, timeout_s=5.0):
             raise StartFailed(f"the demo's daemon (pid {pid}) does not end", hint=f"`kill -9 {pid}`")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,33 +20,37 @@ from omlxd.core.events import EventName
 from omlxd.core.units import format_bytes, format_duration
 
 MIB: Final = 2**20
-KV_ROOM_BYTES: Final = 40 * MIB  # less than a tiny model, so that two of them never fit beside the real one
-HARD_ABOVE_BYTES: Final = 32 * MIB
+KV_ROOM_MIB: Final = 40  # less than a tiny model, so that two of them never fit beside the real one
+HARD_ABOVE_MIB: Final = 32
 QUESTION: Final = "What is the capital of France?"
-SECOND_QUESTION: Final = "Say hello."
+SECOND_QUESTION: Final = "What is the capital of Italy?"
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the models weigh, and the limits that hold two of the three; bytes."""
+    """What the models weigh in bytes, and limits that hold two of the three, in whole MiB as one would type them."""
 
     chat_bytes: int
     tiny_bytes: int
 
     @property
-    def limit_bytes(self) -> int:
+    def limit(self) -> str:
         """Room for the real model, one tiny one and some KV cache."""
-        return self.chat_bytes + self.tiny_bytes + KV_ROOM_BYTES
+        return f"{self._limit_mib}M"
 
     @property
-    def hard_bytes(self) -> int:
+    def hard_limit(self) -> str:
         """What a load or a prompt may never pass."""
-        return self.limit_bytes + HARD_ABOVE_BYTES
+        return f"{self._limit_mib + HARD_ABOVE_MIB}M"
 
     @property
-    def lowered_bytes(self) -> int:
+    def lowered_limit(self) -> str:
         """Room for the real model alone."""
-        return self.chat_bytes + KV_ROOM_BYTES
+        return f"{-(-self.chat_bytes // MIB) + KV_ROOM_MIB}M"
+
+    @property
+    def _limit_mib(self) -> int:
+        return -(-(self.chat_bytes + self.tiny_bytes) // MIB) + KV_ROOM_MIB
 
 
 def tell(client: Client, ready: Mapping[str, Any], sizes: Sizes) -> None:
@@ -54,7 +60,7 @@ def tell(client: Client, ready: Mapping[str, Any], sizes: Sizes) -> None:
         OmlxError: a step failed, no model was evicted, or the pinned one was.
     """
     story = _Story(client)
-    _step("A daemon with a memory limit", "omlxd start")
+    _step("A daemon with a memory limit", f"omlxd start --max-memory {sizes.limit} --hard-limit {sizes.hard_limit}")
     _say(ready_line(dict(ready), client))
     _say(f"The limit holds `chat` ({format_bytes(sizes.chat_bytes)}) and one tiny model.")
 
@@ -70,8 +76,8 @@ def tell(client: Client, ready: Mapping[str, Any], sizes: Sizes) -> None:
     story.expect_victim("tiny-a")
     story.show_status()
 
-    _step("Lower the limit: the enforcer acts at once", f"omlxd limit {sizes.lowered_bytes}")
-    story.lower_limit(sizes.lowered_bytes)
+    _step("Lower the limit: the enforcer acts at once", f"omlxd limit {sizes.lowered_limit}")
+    story.lower_limit(sizes.lowered_limit)
     story.expect_victim("tiny-b")
     story.show_status()
 
@@ -118,9 +124,9 @@ class _Story:
             speed = f"{figures['tokens_per_s']:.1f} tokens/s"
             _say(f"({figures['generated_tokens']} tokens, the first after {first}, {speed})")
 
-    def lower_limit(self, limit_bytes: int) -> None:
+    def lower_limit(self, limit: str) -> None:
         """Set the limit; the daemon answers after the enforcer has acted."""
-        body = {"max_memory": limit_bytes, "force": False}
+        body = {"max_memory": limit, "force": False}
         answer = self._client.call("PATCH", "/v1/control/limits", body, timeout_s=None)
         self._tell_decisions()
         _say(f"limit {format_bytes(answer['memory']['soft_limit'])}; {self._used()}")
@@ -140,12 +146,13 @@ class _Story:
             raise _wrong(f"the pinned model `{model}` is {view['state']}")
 
     def show_status(self) -> None:
-        """The table of `omlxd status`."""
-        from omlxd.cli.render import draw, models_table  # Rich, only where a table is drawn
+        """Memory and models, as `omlxd status` shows them."""
+        from omlxd.cli.render import console, draw, memory_lines, models_table  # Rich, only where a table is drawn
 
-        output.data("")
+        status = self._client.get("/v1/control/status")
+        output.data("\n  $ omlxd status")
         sys.stdout.flush()
-        draw(models_table(self._client.get("/v1/control/status")["models"]))
+        draw(memory_lines(status, console().width), "", models_table(status["models"]))
 
     def _tell_decisions(self) -> None:
         for event in self._client.ndjson("GET", f"/v1/control/events?since={self._seen_seq}", timeout_s=10.0):
@@ -173,7 +180,10 @@ def _step(title: str, command: str) -> None:
 
 
 def _say(text: str) -> None:
-    output.data(f"  {text}")
+    """An indented line, folded on a terminal: decisions are long, and they are what the demo is about."""
+    width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else sys.maxsize
+    indent = " " * (2 + len(text) - len(text.lstrip()))
+    output.data(textwrap.fill(text.strip(), width=max(40, width), initial_indent=indent, subsequent_indent=indent))
     sys.stdout.flush()
 
 

@@ -82,8 +82,10 @@ def global_options(
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        returned = typer.main.get_command(app).main(list(arguments), prog_name="omlxd", standalone_mode=False)
-        return returned if isinstance(returned, int) else 0
+        _invoke(list(arguments))
+        return 0
+    except typer.Exit as end:
+        return end.exit_code
     except OmlxError as error:
         if _wants_traceback(arguments):
             raise
@@ -97,6 +99,15 @@ def _run(arguments: Sequence[str]) -> int:
         if _wants_traceback(arguments):
             raise
         return _report_foreign(error)
+
+
+def _invoke(arguments: list[str]) -> None:
+    command = typer.main.get_command(app)
+    if "_OMLXD_COMPLETE" in os.environ:
+        command.main(arguments, prog_name="omlxd")
+    # Not its `main`: that ends a closed pipe with status 1 by itself, and Ctrl-C with a blank line.
+    with command.make_context("omlxd", arguments) as context:
+        command.invoke(context)
 
 
 def _report_foreign(error: Exception) -> int:

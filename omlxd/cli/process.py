@@ -109,11 +109,11 @@ def require_manifest(path: Path) -> None:
         raise ManifestInvalid(f"the manifest `{path}` does not exist", hint="`omlxd init` writes one")
 
 
-def wait_until_gone(home: Home, *, timeout_s: float | None) -> bool:
-    """Wait until nobody holds the home's lock, which the kernel drops with the process; False when it took longer."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while is_held(home.lock):
-        if deadline is not None and time.monotonic() >= deadline:
+def wait_until_gone(home: Home, pid: int, *, timeout_s: float) -> bool:
+    """Wait until nobody holds the home's lock and the process has ended too; False when it took longer."""
+    deadline_s = time.monotonic() + timeout_s
+    while is_held(home.lock) or is_alive(pid):
+        if time.monotonic() >= deadline_s:
             return False
         time.sleep(POLL_S)
     return True
@@ -129,6 +129,22 @@ def is_held(lock: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended counts as gone even when nobody has asked for its status yet."""
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        pass  # started by another command
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+    except FileNotFoundError:
+        return True  # macOS: there is no /proc, and launchd leaves no zombies
+    except OSError:
+        return False
+    return state != b"Z"
 
 
 def environment() -> dict[str, str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH_ON_A_PIPE: Final = 200  # nothing is cut off for whoever reads it
 NOTHING: Final = "-"
+STALLED_S: Final = 5.0  # a step takes up to a second on a slow machine, an import three
 _STATE_STYLES: Final = {
     "loaded": "green",
     "loading": "yellow",
@@ -59,7 +60,7 @@ def draw(*parts: RenderableType) -> None:
 
 def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
     """Header, memory bar, models, requests in flight and the last decisions, for this width in columns."""
-    parts: list[RenderableType] = [_header(status), _memory(status, width)]
+    parts: list[RenderableType] = [_header(status), memory_lines(status, width)]
     if status["enforcer"]["level"] != "ok" and status["enforcer"].get("reason"):
         parts.append(Text(f"        {status['enforcer']['reason']}", style=_LEVEL_STYLES[status["enforcer"]["level"]]))
     parts.append(Text())
@@ -156,12 +157,13 @@ def _header(status: Mapping[str, Any]) -> Text:
     details = [f"pid {status['pid']}", f"up {format_duration(status['uptime_s'])}"]
     details += [f"mlx {status['backend']}"] if status.get("backend") else []
     line.append(_plain("".join(f" · {detail}" for detail in details)))
-    if status.get("stalled_s"):
+    if (status.get("stalled_s") or 0) >= STALLED_S:
         line.append(_plain(f" · no progress for {format_duration(status['stalled_s'])}"), style="red")
     return line
 
 
-def _memory(status: Mapping[str, Any], width: int) -> RenderableType:
+def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
+    """The memory bar, the limits with what sets them, and where the API listens."""
     memory, enforcer = status["memory"], status["enforcer"]
     soft, hard, used = memory["soft_limit"], memory["hard_limit"], memory["used"]
     level = Text(enforcer["level"], style=_LEVEL_STYLES.get(enforcer["level"], "yellow"))
@@ -248,8 +250,8 @@ def _size(size_bytes: int | None) -> str:
 
 
 def _short(duration_s: float | None) -> str:
-    """A duration in its largest unit only: a column has no room for two."""
-    return " ".join(format_duration(duration_s).split()[:2]) if duration_s is not None else NOTHING
+    """A duration in its largest unit, whole seconds at least: a column has no room for two, nor for the hurry."""
+    return " ".join(format_duration(float(int(duration_s))).split()[:2]) if duration_s is not None else NOTHING
 
 
 def _word(text: str) -> Text:

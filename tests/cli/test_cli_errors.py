@@ -152,8 +152,13 @@ def test_debug_shows_the_traceback(omlxd: Omlxd) -> None:
     assert "Traceback" not in omlxd("status").stderr
 
 
-def test_a_reader_that_leaves_is_no_error(home: Path, fake: FakeDaemon, environment: dict[str, str]) -> None:
-    command = f"{sys.executable} -m omlxd models --json | true; echo ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize("arguments", ["models --json", "logs -n 50000", "--help"])
+def test_a_reader_that_leaves_is_no_error(
+    home: Path, fake: FakeDaemon, environment: dict[str, str], arguments: str
+) -> None:
+    (home / "logs").mkdir()
+    (home / "logs" / "omlxd.jsonl").write_text("one line\n" * 50_000)
+    command = f"{sys.executable} -m omlxd {arguments} | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("0\n", "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
 from tests.cli.conftest import Omlxd
 from tests.cli.fake_daemon import FakeDaemon
+
+GONE = 2**22 + 1  # above every pid that Linux gives out, and macOS too
 
 Stand = Callable[[str], Home]
 
@@ -80,7 +83,7 @@ def test_a_started_daemon_is_on_its_own(stand_in: Stand) -> None:
         assert is_held(home.lock)
     finally:
         os.kill(ready["pid"], signal.SIGTERM)
-    assert wait_until_gone(home, timeout_s=30)
+    assert wait_until_gone(home, ready["pid"], timeout_s=30)
 
 
 def test_what_the_daemon_says_instead_of_ready_is_raised(stand_in: Stand) -> None:
@@ -112,7 +115,7 @@ def test_a_daemon_that_never_gets_ready_is_ended(stand_in: Stand, monkeypatch: p
     home = stand_in(LIVES.replace("say(", "dict("))
     with pytest.raises(StartFailed, match="not ready within"):
         start_detached(home, StartOptions())
-    assert wait_until_gone(home, timeout_s=30)
+    assert not is_held(home.lock)
 
 
 def test_without_a_manifest_nothing_is_started(stand_in: Stand) -> None:
@@ -129,8 +132,27 @@ def test_the_lock_tells_whether_a_daemon_lives(home: Path) -> None:
     assert not is_held(place.lock)
     with HomeLock(place.lock):
         assert is_held(place.lock)
-        assert not wait_until_gone(place, timeout_s=0.0)
-    assert wait_until_gone(place, timeout_s=0.0)
+        assert not wait_until_gone(place, GONE, timeout_s=0.0)
+    assert wait_until_gone(place, GONE, timeout_s=0.0)
+
+
+def test_a_process_that_still_ends_its_work_is_not_gone(home: Path) -> None:
+    ends = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert ends.stdin is not None
+    assert not wait_until_gone(Home(home), ends.pid, timeout_s=0.0)
+    ends.stdin.close()
+    assert wait_until_gone(Home(home), ends.pid, timeout_s=30)
+    ends.wait()
+
+
+def test_a_process_whose_status_nobody_asked_for_is_gone(home: Path) -> None:
+    text = "import os, time\nif (pid := os.fork()) == 0: os._exit(0)\nprint(pid, flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert wait_until_gone(Home(home), int(parent.stdout.readline()), timeout_s=30)
+        parent.communicate(input="\n", timeout=30)
 
 
 def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeDaemon) -> None:
@@ -138,11 +160,11 @@ def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeD
 
     def stop(_: dict[str, object]) -> tuple[int, str, object]:
         lock.release()
-        return 200, "application/json", iter([b'{"state": "draining", "pid": 4321}'])
+        return 200, "application/json", iter([b'{"state": "draining", "pid": 4194305}'])
 
     fake.routes["POST /v1/control/stop"] = stop  # type: ignore[assignment]
     done = omlxd("stop", "--now")
-    assert (done.returncode, done.stdout) == (0, "omlxd stopped (pid 4321)\n")
+    assert (done.returncode, done.stdout) == (0, "omlxd stopped (pid 4194305)\n")
     assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
 
 

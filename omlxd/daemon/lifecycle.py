@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
-from omlxd.daemon.starting import assemble, load_first
+from omlxd.daemon.starting import Flags, assemble, load_first
 from omlxd.engine.protocol import Engine
 
 ENGINE_CLOSE_S = 10.0
@@ -108,12 +108,13 @@ async def serve(
     async with AsyncExitStack() as stack:
         stack.enter_context(HomeLock(config.home.lock))
         manifest = await asyncio.to_thread(read_manifest, config.manifest_path)
-        manifest = replace(manifest, daemon=_with_flags(manifest, config))
+        if config.policy is not None:
+            manifest = replace(manifest, daemon=replace(manifest.daemon, policy=config.policy))
         bus = _event_bus(stack, config, manifest, console)
         _emit_start(bus, config)
         if handle_signals:
             stack.enter_context(_signals(stop))
-        daemon = await assemble(manifest, config.home, bus, stop, engine, max_memory=config.max_memory)
+        daemon = await assemble(manifest, config.home, bus, stop, engine, Flags(config.max_memory, config.hard_limit))
         return await _run(daemon, config, on_ready)
 
 
@@ -188,7 +189,7 @@ async def _drain(daemon: Daemon) -> None:
 
 
 @contextmanager
-def _signals(stop: StopOrder) -> Any:
+def _signals(stop: StopOrder) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in caught:
@@ -200,16 +201,6 @@ def _signals(stop: StopOrder) -> Any:
             loop.remove_signal_handler(number)
             # Between here and the end of the process a signal has nothing left to end.
             signal.signal(number, signal.SIG_IGN)
-
-
-def _with_flags(manifest: Manifest, config: DaemonConfig) -> Any:
-    """The manifest's settings with the command line's word; `max_memory` follows later, after the run-time value."""
-    settings = manifest.daemon
-    if config.hard_limit is not None:
-        settings = replace(settings, hard_limit=config.hard_limit)
-    if config.policy is not None:
-        settings = replace(settings, policy=config.policy)
-    return settings
 
 
 def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventBus:
@@ -226,7 +217,7 @@ def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, 
 
 
 def _emit_start(bus: EventBus, config: DaemonConfig) -> None:
-    fields: Mapping[str, Any] = {
+    fields = {
         "version": omlxd.__version__,
         "pid": os.getpid(),
         "home": str(config.home.root),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.limits import Machine
@@ -19,24 +21,28 @@ from omlxd.daemon.state_file import LearnedWeights, SavedState, StateFile
 from omlxd.engine.protocol import Engine
 
 
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The command line's limits, as written; None where the run-time value or the manifest decides."""
+
+    max_memory: str | None = None
+    hard_limit: str | None = None
+
+
 async def assemble(
-    manifest: Manifest, home: Home, bus: EventBus, stop: StopOrder, engine: Engine | None, *, max_memory: str | None
+    manifest: Manifest, home: Home, bus: EventBus, stop: StopOrder, engine: Engine | None, flags: Flags
 ) -> Daemon:
     """The parts of a daemon, with the limits and pins that hold; nothing runs yet.
 
-    Args:
-        manifest: with the command line's word on everything but `max_memory`.
-        max_memory: the command line's word on it, or None.
-
     Raises:
         ManifestInvalid: a pinned model is larger than the limit, or `hard_limit` contradicts `max_memory`.
-        InvalidRequest: the command line's limit does not make sense.
+        InvalidRequest: the command line's limits do not make sense.
     """
     state_file = StateFile(home.state, bus.emit)
     saved = state_file.load()
     pool = _pool(manifest, bus, engine)
     machine = find_machine(pool.engine.device_cap())
-    enforcer = _enforcer(manifest, pool, machine, saved, flag=max_memory)
+    enforcer = _enforcer(manifest, pool, machine, saved, flags)
     daemon = Daemon(
         manifest=manifest,
         machine=machine,
@@ -82,13 +88,13 @@ def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePoo
 
 
 def _enforcer(
-    manifest: Manifest, pool: EnginePool, machine: Machine, saved: SavedState, *, flag: str | None
+    manifest: Manifest, pool: EnginePool, machine: Machine, saved: SavedState, flags: Flags
 ) -> ProcessMemoryEnforcer:
     """With the limit of the command line, else the one set at run time, else the manifest's."""
     settings = manifest.daemon
+    hard = flags.hard_limit if flags.hard_limit is not None else settings.hard_limit
 
     def with_limit(max_memory: str | int) -> ProcessMemoryEnforcer:
-        hard = settings.hard_limit
         return ProcessMemoryEnforcer(
             pool,
             max_memory_bytes(max_memory, machine),
@@ -98,8 +104,8 @@ def _enforcer(
             policy=settings.policy,
         )
 
-    if flag is not None:
-        return with_limit(flag)
+    if flags.max_memory is not None:
+        return with_limit(flags.max_memory)
     if (run_time := saved.max_memory(str(settings.max_memory))) is not None:
         try:
             return with_limit(run_time)
@@ -109,6 +115,8 @@ def _enforcer(
     try:
         return with_limit(settings.max_memory)
     except InvalidRequest as error:
+        if flags.hard_limit is not None:
+            raise
         raise ManifestInvalid(
             f"the limits in `{manifest.path}` contradict each other or this machine",
             problems=[f"daemon.hard_limit: {error.message}"],

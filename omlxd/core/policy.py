@@ -254,8 +254,9 @@ def _unload_lru(case: Case) -> Decision | None:
     victim = next((entry for entry in order if not entry.pinned), None)
     if victim is None:
         victim = min((entry for entry in case.loaded if not entry.pinned), key=_lru_key, default=None)
-    if victim is None:
-        return None
+        if victim is None:
+            return None
+        order[-1] = victim
     idle = "it has requests, which are aborted" if victim.busy else _unused_for(victim, case.now_s)
     reason = f"{case.over_text}; `{victim.name}` is the least recently used model that is not pinned ({idle})"
     return case.answer("unload", Unload(victim.name), reason, candidates=_candidates(order, victim))

@@ -59,7 +59,11 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """Memory and limits as `status` shows them, in bytes."""
+    """Memory and limits as `status` shows them, in bytes.
+
+    `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
+    the hard limit then; the second stays 0 while the limit holds.
+    """
 
     used: int
     active: int
@@ -74,6 +78,8 @@ class MemoryView:
     binding: str
     system_total: int
     system_available: int
+    samples: int = 0
+    over_hard_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class MemoryMonitor:
         pool = self._pool
         reading, limits = pool.engine.read(), pool.limits
         committed_bytes = sum(entry.committed_bytes for entry in pool.snapshot(reading).entries)
+        samples, over_hard_samples = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,
             active=reading.active_bytes,
@@ -37,6 +38,8 @@ class MemoryMonitor:
             binding=limits.binding,
             system_total=reading.system_total_bytes,
             system_available=reading.system_available_bytes,
+            samples=samples,
+            over_hard_samples=over_hard_samples,
         )
 
     def enforcer(self) -> EnforcerView:

@@ -271,6 +271,10 @@ class Engine(Protocol):
         """The highest `active` that the 100 Hz sampler saw."""
         ...
 
+    def sampled(self) -> tuple[int, int]:
+        """How often the sampler looked, and how often `active + cache` lay above the hard limit then."""
+        ...
+
     def codec(self, model: str) -> TextCodec | None:
         """The tokenizer of a model that was loaded at least once, else None."""
         ...

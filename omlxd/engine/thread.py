@@ -88,6 +88,10 @@ class EngineThread:
         """The highest `active` the sampler saw, inside steps too."""
         return self.sampler.peak_active_bytes
 
+    def sampled(self) -> tuple[int, int]:
+        """How often the sampler looked, and how often `active + cache` lay above the hard limit then."""
+        return self.sampler.samples, self.sampler.samples_over_hard
+
     def codec(self, model: str) -> TextCodec | None:
         """The tokenizer of a model that was loaded at least once."""
         return self._executor.codecs.get(model)

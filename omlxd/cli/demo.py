@@ -24,6 +24,7 @@ from omlxd.core.errors import OmlxError, StartFailed
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 TINY_BYTES: Final = 60_000_000
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def demo(context: typer.Context) -> None:
@@ -120,7 +121,8 @@ def _daemon(demo_home: Home, sizes: Sizes) -> Iterator[tuple[dict[str, Any], Cli
     try:
         yield ready, client
     finally:
-        _end_daemon(demo_home, client, int(ready["pid"]))
+        with _undisturbed():
+            _end_daemon(demo_home, client, int(ready["pid"]))
 
 
 def _end_daemon(demo_home: Home, client: Client, pid: int) -> None:
@@ -135,13 +137,24 @@ def _end_daemon(demo_home: Home, client: Client, pid: int) -> None:
 
 
 @contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not leave the daemon behind; this takes seconds at most."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end the demo as Ctrl-C does: with its clean-up."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, end) for number in _ENDING if number != signal.SIGINT}
     try:
         yield
     finally:

@@ -1,0 +1,132 @@
+"""The command line and the real daemon together: a first session with a tiny model, and the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from omlxd.cli.process import is_held
+from tests.cli.conftest import Omlxd
+
+
+@pytest.fixture
+def manifest(home: Path, omlxd: Omlxd, tiny_model: Callable[..., Path]) -> Iterator[Path]:
+    """A manifest with two tiny models; whatever daemon the test starts ends with it."""
+    path = home / "omlxd.toml"
+    folder = tiny_model()
+    path.write_text(
+        f'[api]\nlisten = "off"\n[models.tiny]\npath = "{folder}"\naliases = ["t"]\n[models.other]\npath = "{folder}"\n'
+    )
+    yield path
+    if is_held(home / "omlxd.lock"):
+        omlxd("stop", "--now")
+    assert not is_held(home / "omlxd.lock")
+
+
+@pytest.mark.mlx
+def test_a_first_session(omlxd: Omlxd, manifest: Path) -> None:
+    started = omlxd("start", "--max-memory", "512M")
+    assert (started.returncode, started.stderr) == (0, "")
+    assert started.stdout.startswith("omlxd is ready: pid ")
+    assert "limit 512 MiB" in started.stdout
+
+    again = omlxd("start")
+    assert again.returncode == 1
+    assert "is already running" in again.stderr
+
+    answer = omlxd("run", "t", "hello", "--max-tokens", "8", "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert (found["model"], found["finish_reason"], found["generated_tokens"]) == ("tiny", "length", 8)
+    assert omlxd("run", "tiny", "hello", "--max-tokens", "8").stdout == found["text"] + "\n"
+
+    assert omlxd("load", "other", "--pin").stdout.startswith("loaded `other` in ")
+    assert {"tiny", "other", "loaded", "pinned"} <= set(omlxd("status").stdout.split())
+    status = json.loads(omlxd("status", "--json").stdout)
+    assert [model["state"] for model in status["models"]] == ["loaded", "loaded"]
+
+    refused = omlxd("limit", "500K")
+    assert (refused.returncode, refused.stdout) == (5, "")
+    lowered = omlxd("limit", "1500K")
+    assert (lowered.returncode, lowered.stderr) == (0, "unloaded `tiny`\n")
+    assert lowered.stdout.startswith("limit 1.46 MiB (max_memory)")
+    assert "unloaded `tiny`" in omlxd("logs").stdout
+
+    assert omlxd("run", "tyni", "hello").returncode == 4
+    assert omlxd("unload", "other").stdout.startswith("unloaded `other` (")
+    stopped = omlxd("stop")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert omlxd("status").returncode == 3
+
+
+@pytest.mark.mlx
+def test_restart_is_another_process(omlxd: Omlxd, manifest: Path) -> None:
+    omlxd("start")
+    first = json.loads(omlxd("status", "--json").stdout)["pid"]
+    done = omlxd("restart", "--now", "--max-memory", "1G")
+    assert "limit 1.00 GiB" in done.stdout
+    assert json.loads(omlxd("status", "--json").stdout)["pid"] != first
+
+
+def test_a_bad_manifest_is_told_by_start_with_all_its_problems(omlxd: Omlxd, manifest: Path) -> None:
+    manifest.write_text('[daemon]\nmax_memroy = "8G"\n[models.a]\npin = 3\n')
+    done = omlxd("start")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "max_memroy" in done.stderr
+    assert "models.a" in done.stderr
+
+
+@pytest.fixture
+def demo_home(home: Path, smollm2_path: Path) -> Path:
+    """A home that has the model already, as after the first demo."""
+    models = home / "models"
+    models.mkdir()
+    (models / smollm2_path.name).symlink_to(smollm2_path)
+    return home
+
+
+@pytest.mark.mlx
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_the_demo_shows_a_real_eviction_and_leaves_nothing_behind(omlxd: Omlxd, demo_home: Path) -> None:
+    done = omlxd("demo", HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Paris" in done.stdout
+    assert "unloaded `tiny-a` (" in done.stdout
+    assert "unloaded `tiny-b` (" in done.stdout
+    assert "Rome" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert [path.name for path in demo_home.iterdir()] == ["models"]
+
+
+@pytest.mark.mlx
+@pytest.mark.slow
+@pytest.mark.real_model
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_takes_its_daemon_with_it(
+    demo_home: Path, environment: dict[str, str], number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "omlxd", "demo"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        ready = next(line for line in process.stdout if "omlxd is ready: pid " in line)
+        pid = int(ready.partition("pid ")[2].partition(",")[0])
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert stderr == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert [path.name for path in demo_home.iterdir()] == ["models"]

@@ -331,6 +331,9 @@ class EnginePool:
         if tasks:
             await asyncio.wait(tasks)
         await self._loads.close()
+        for entry in self._entries.values():
+            if entry.loaded:
+                entry.state = EntryState.UNLOADING
         in_time = await self.link.close(timeout_s)
         for entry in self._entries.values():
             if entry.state is not EntryState.FAILED:

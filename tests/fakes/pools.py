@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Scene:
         engine_options = {key: options.pop(key) for key in _ENGINE_OPTIONS & options.keys()}
         self.engine = FakeEngine(options.pop("drive", "loop"), **engine_options)
         self.events: list[Event] = []
+        self.on_event: Callable[[Event], None] = _ignore
         self.folders = FakeFolders(sizes)
         clock = asyncio.get_running_loop().time
         names = (*sizes, *options.pop("without_folder", ()))
@@ -52,7 +53,7 @@ class Scene:
             {name: ModelSettings(name=name, path=f"/models/{name}", pin=name in pinned) for name in names},
             engine=self.engine,
             clock=clock,
-            emit=self.events.append,
+            emit=self._hear,
             read_folder=self.folders,
             **options,
         )
@@ -64,6 +65,10 @@ class Scene:
         options = {"machine": BIG_MACHINE, "clock": self.clock, **options}
         return ProcessMemoryEnforcer(self.pool, int(max_mib * MIB), hard_limit=hard_limit, **options)
 
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
     def named(self, *names: EventName) -> list[Event]:
         """The events of these names, in order."""
         return [event for event in self.events if event.event in names]
@@ -72,6 +77,10 @@ class Scene:
     def states(self) -> dict[str, str]:
         """The state of every model."""
         return {name: entry.state.value for name, entry in self.pool.entries.items()}
+
+
+def _ignore(event: Event) -> None:
+    """Nobody listens."""
 
 
 _ENGINE_OPTIONS = {

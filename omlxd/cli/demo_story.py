@@ -114,8 +114,13 @@ class _Story:
             "stream": True,
         }
         answer = Answer("chat")
-        _write("  chat: ")
-        stream_answer(self._client, body, answer, write=_write)
+
+        def write(piece: str) -> None:
+            # With the first words, not before them: a line of progress may stand there until then.
+            sys.stdout.write(piece if answer.text != piece else f"  chat: {piece}")
+            sys.stdout.flush()
+
+        stream_answer(self._client, body, answer, write=write)
         if not answer.text.strip():
             raise _wrong("`chat` gave no answer")
         figures = answer.to_json()
@@ -184,11 +189,6 @@ def _say(text: str) -> None:
     width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else sys.maxsize
     indent = " " * (2 + len(text) - len(text.lstrip()))
     output.data(textwrap.fill(text.strip(), width=max(40, width), initial_indent=indent, subsequent_indent=indent))
-    sys.stdout.flush()
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
     sys.stdout.flush()
 
 

@@ -167,8 +167,7 @@ def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
     memory, enforcer = status["memory"], status["enforcer"]
     soft, hard, used = memory["soft_limit"], memory["hard_limit"], memory["used"]
     level = Text(enforcer["level"], style=_LEVEL_STYLES.get(enforcer["level"], "yellow"))
-    count = enforcer["decisions"]
-    policy = _plain(f" · policy {enforcer['policy']}, {count} decision{'' if count == 1 else 's'}")
+    decisions = "1 decision" if enforcer["decisions"] == 1 else f"{enforcer['decisions']} decisions"
     if soft:
         share = f" ({100 * used // soft} %)"
         words = f"{format_bytes(used)} of {format_bytes(soft)}{share}"
@@ -176,7 +175,9 @@ def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
         limits += f" · hard {format_bytes(hard)}" if hard else ""
     else:
         words, limits = f"{format_bytes(used)}", "limit   none"
-    second = Text(_plain(f"{limits} · ")).append_text(level).append(policy)
+    second = Text(_plain(f"{limits} · ")).append_text(level)
+    long, short = _plain(f" · policy {enforcer['policy']}, {decisions}"), _plain(f" · {decisions}")
+    second.append(long if len(second) + len(long) <= width else short)
     extra = _plain(f" · peak {format_bytes(memory['peak'])}, cache {format_bytes(memory['cache'])}")
     first = Text("memory  ")
     bar = _bar(memory, max(10, min(60, width - len(first) - len(words) - 2)))

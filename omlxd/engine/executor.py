@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm
-from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
+from omlxd.engine.gauges import INSTALL_HINT, Gauges, tame_glibc, trim_heap
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.protocol import (
     CacheDropped,
@@ -31,7 +31,6 @@ from omlxd.engine.protocol import (
 from omlxd.engine.resident import ResidentModel, Running
 from omlxd.engine.text import ChatCodec
 
-INSTALL_HINT = "install one: `pip install 'omlxd[cpu]'`, or `pip install 'omlxd[cuda]'` with an NVIDIA GPU"
 UNLOAD_DEADLINE_S = 2.0
 SLICES_WAIT_TURNS = 4
 """A load takes a slice at least each so many turns while prompts are being prefilled."""
@@ -43,7 +42,6 @@ class PlanExecutor:
     Args:
         gauges: memory, and MLX's knobs.
         clock: monotonic seconds.
-        missing_backend: no MLX backend is installed; every load then ends with the install line.
 
     Attributes:
         events: what happened since they were last taken, in order.
@@ -51,12 +49,12 @@ class PlanExecutor:
         codecs: tokenizers of all models loaded so far.
     """
 
-    def __init__(self, gauges: Gauges, clock: Callable[[], float], *, missing_backend: bool = False) -> None:
+    def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
         self.events: list[EngineEvent] = []
         self.kv_bytes: dict[str, int] = {}
         self.codecs: dict[str, ChatCodec] = {}
         self.started = False
-        self._gauges, self._clock, self._missing_backend = gauges, clock, missing_backend
+        self._gauges, self._clock = gauges, clock
         self._plan = Plan()
         self._models: dict[str, ResidentModel] = {}
         self._done_seq: dict[str, int] = {}
@@ -276,8 +274,6 @@ class PlanExecutor:
     def _ensure_started(self) -> None:
         if self.started:
             return
-        if self._missing_backend:
-            raise EngineFailed("MLX has no backend on this machine", hint=INSTALL_HINT)
         try:
             tame_glibc()
             mlxlm.import_libraries()

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
+from omlxd.core.errors import StartFailed
 from omlxd.core.memory import MemoryReading
 from omlxd.engine.protocol import MIB, EngineLimits
 
+INSTALL_HINT = "install one: `pip install 'omlxd[cpu]'`, or `pip install 'omlxd[cuda]'` with an NVIDIA GPU"
 SETTLE_S = 2.0
 CPU_SLACK_BYTES = 64 * MIB
 CUDA_SLACK_BYTES = 3 * 1024 * MIB  # NVML's figure lies 1.2 to 2.8 GB above active: context, cuDNN, graphs
@@ -98,14 +102,21 @@ class CudaBackend:
         return (int(total), "cuda") if total else None
 
 
-def detect_backend() -> Backend | None:
-    """The backend that the installed MLX brings, found without importing it; None when it has none (Linux)."""
+def detect_backend() -> Backend:
+    """The backend that the installed MLX brings, found without importing it.
+
+    Raises:
+        StartFailed: there is none: on Linux the package `mlx` alone has no library (`libmlx.so`).
+    """
     if sys.platform == "darwin":
         return MetalBackend()
-    installed = {name.lower() for name in ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda", "mlx-cpu") if _has(name)}
-    if any(name.startswith("mlx-cuda") for name in installed):
+    if any(_has(name) for name in ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")):
         return CudaBackend()
-    return CpuBackend() if installed else None
+    package = importlib.util.find_spec("mlx")
+    folders = list(package.submodule_search_locations or []) if package else []
+    if not any((Path(folder) / "lib" / "libmlx.so").exists() for folder in folders):
+        raise StartFailed("MLX is installed without a backend, so no model can run", hint=INSTALL_HINT)
+    return CpuBackend()
 
 
 def _has(distribution: str) -> bool:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
 from omlxd.engine.executor import PlanExecutor
-from omlxd.engine.gauges import Backend, CpuBackend, Gauges, Sampler, detect_backend
+from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
 from omlxd.engine.protocol import OverLimit, Plan, Post, TextCodec
 
 
@@ -29,17 +29,18 @@ class EngineThread:
         backend: where MLX runs; found out when None.
         clock: monotonic seconds.
 
+    Raises:
+        StartFailed: MLX is installed without a backend.
+
     Attributes:
         gauges: memory readings; only `read` and `rest` are meant for decisions.
         sampler: what was seen inside steps.
     """
 
     def __init__(self, backend: Backend | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        found = backend or detect_backend()
-        self._has_backend = found is not None
-        self.gauges = Gauges(found or CpuBackend(), clock)
+        self.gauges = Gauges(backend or detect_backend(), clock)
         self.sampler = Sampler(self.gauges)
-        self._executor = PlanExecutor(self.gauges, clock, missing_backend=found is None)
+        self._executor = PlanExecutor(self.gauges, clock)
         self._clock = clock
         self._wake = threading.Condition()
         self._plan = Plan()
@@ -98,7 +99,7 @@ class EngineThread:
 
     def device_cap(self) -> tuple[int, str] | None:
         """Bytes the device allows; on an accelerator this imports MLX's core (20 ms)."""
-        return self.gauges.backend.device_cap() if self._has_backend else None
+        return self.gauges.backend.device_cap()
 
     def stalled_s(self) -> float:
         """Seconds since the last finished step while there is work."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omlxd.core.errors import StartFailed
+from omlxd.engine import gauges as module
 from omlxd.engine.gauges import (
     CACHE_CEILING_BYTES,
     CPU_SLACK_BYTES,
@@ -151,3 +154,25 @@ def test_before_mlx_is_imported_every_figure_of_it_is_zero() -> None:
     assert (reading.active_bytes, reading.cache_bytes, reading.overhead_bytes) == (0, 0, 0)
     assert reading.footprint_bytes == 40 * MIB
     assert reading.system_total_bytes > reading.system_available_bytes > 0
+
+
+def test_an_mlx_without_a_backend_is_refused_with_the_line_that_installs_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").touch()  # what `pip install mlx` alone leaves on Linux: no lib/libmlx.so
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    monkeypatch.setattr(module, "_has", lambda name: False)
+    monkeypatch.setattr(module.sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(module.sys.modules, "mlx", raising=False)
+    with pytest.raises(StartFailed, match="without a backend") as refused:
+        module.detect_backend()
+    assert "omlxd[cpu]" in str(refused.value.hint)
+
+
+def test_the_backend_follows_from_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.sys, "platform", "darwin")
+    assert module.detect_backend().name == "metal"
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    monkeypatch.setattr(module, "_has", lambda name: name == "mlx-cuda-12")
+    assert module.detect_backend().name == "cuda"

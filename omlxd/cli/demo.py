@@ -24,6 +24,7 @@ from omlxd.core.errors import OmlxError, StartFailed
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 TINY_BYTES: Final = 60_000_000
+INSTALL_HINT: Final = "on Linux MLX needs a backend: `pip install 'omlxd[cpu]'`, or `'omlxd[cuda]'` with an NVIDIA GPU"
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -56,10 +57,13 @@ def _models(home: Home, demo_home: Home) -> _Models:
     output.data("\nThe models")
     from omlxd.engine.demo_models import ensure_smollm2, make_tiny  # MLX: only here, for making model folders
 
-    chat = ensure_smollm2(home.root, report=_say)
+    try:
+        tiny_a = make_tiny(demo_home.root / "tiny-a", size_bytes=TINY_BYTES, seed=1)
+        tiny_b = make_tiny(demo_home.root / "tiny-b", size_bytes=TINY_BYTES, seed=2)
+        chat = ensure_smollm2(home.root, report=_say)
+    except ImportError as error:
+        raise OmlxError(f"MLX cannot be imported: {error}", hint=INSTALL_HINT) from error
     _say(f"chat    SmolLM2-135M-Instruct, {chat}")
-    tiny_a = make_tiny(demo_home.root / "tiny-a", size_bytes=TINY_BYTES, seed=1)
-    tiny_b = make_tiny(demo_home.root / "tiny-b", size_bytes=TINY_BYTES, seed=2)
     _say("tiny-a  and tiny-b: random weights, made just now to take up memory")
     return _Models(chat, tiny_a, tiny_b)
 

@@ -35,7 +35,9 @@ class StartOptions:
 
     def arguments(self, home: Home) -> list[str]:
         """The daemon's command line."""
-        found = [sys.executable, "-m", "omlxd.daemon", "--home", str(home.root), "--manifest", str(self.path(home))]
+        # -P: a `random.py` in the directory where somebody types `omlxd start` is not the daemon's.
+        found = [sys.executable, "-P", "-m", "omlxd.daemon", "--home", str(home.root)]
+        found += ["--manifest", str(self.path(home))]
         for option, value in (
             ("--max-memory", self.max_memory),
             ("--hard-limit", self.hard_limit),

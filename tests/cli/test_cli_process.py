@@ -27,7 +27,7 @@ Stand = Callable[[str], Home]
 
 PRELUDE = """
 import fcntl, json, os, signal, sys
-arguments = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+arguments = dict(zip(sys.argv[4::2], sys.argv[5::2]))
 home, ready_fd = arguments["--home"], int(arguments["--ready-fd"])
 def say(line):
     os.write(ready_fd, line.encode() + b"\\n")
@@ -78,7 +78,7 @@ def test_a_started_daemon_is_on_its_own(stand_in: Stand) -> None:
             "--policy",
             "reference",
         ]
-        assert ready["argv"][2 : 2 + len(expected)] == expected
+        assert ready["argv"][3 : 3 + len(expected)] == expected
         assert home.daemon_err.read_text() == "to stderr file\n"
         assert is_held(home.lock)
     finally:

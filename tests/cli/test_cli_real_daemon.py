@@ -83,6 +83,17 @@ def test_a_bad_manifest_is_told_by_start_with_all_its_problems(omlxd: Omlxd, man
     assert "models.a" in done.stderr
 
 
+def test_the_demo_without_mlx_says_what_to_install(omlxd: Omlxd, home: Path, environment: dict[str, str]) -> None:
+    (home / "shadow" / "mlx").mkdir(parents=True)
+    (home / "shadow" / "mlx" / "__init__.py").touch()
+    path = os.pathsep.join(filter(None, [str(home / "shadow"), environment.get("PYTHONPATH")]))
+    done = omlxd("demo", PYTHONPATH=path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: MLX cannot be imported")
+    assert "pip install 'omlxd[cpu]'" in done.stderr
+    assert not (home / "demo").exists()
+
+
 @pytest.fixture
 def demo_home(home: Path, smollm2_path: Path) -> Path:
     """A home that has the model already, as after the first demo."""

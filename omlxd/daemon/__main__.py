@@ -1,7 +1,7 @@
 """The daemon's process: `python -m omlxd.daemon --home DIR --manifest FILE ...`; `omlxd start` starts it.
 
 Exit status: 0 after a drain, 1 when a second signal (or `stop --now`) cut it short or it could not start, and the
-error's own where it has one (2 a bad option, 78 a bad manifest).
+error's own where it has one (2 a bad option, 78 a bad manifest, 130 interrupted before it had begun).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(error)
         ready.write({"error": error.to_json()})
         return error.exit_status
+    except KeyboardInterrupt:
+        return 130  # so early that there was nothing to drain
     finally:
         ready.close()
 

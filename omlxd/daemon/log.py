@@ -67,8 +67,8 @@ class EventLog:
         if self._console is not None:
             try:
                 self._console.msg(event.event.value, **fields)
-            except OSError:
-                self._console = None  # the terminal went away; the file has it all
+            except (OSError, ValueError):
+                self._console = None  # the terminal went away or cannot show it; the file has it all
 
     @property
     def lost_lines(self) -> int:
@@ -108,7 +108,9 @@ def trace_of(error: BaseException) -> str:
 
 class _PatientHandler(logging.handlers.RotatingFileHandler):
     def __init__(self, path: Path, *, max_bytes: int, kept: int) -> None:
-        super().__init__(path, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", delay=True)
+        super().__init__(
+            path, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", errors="backslashreplace", delay=True
+        )
         self.setFormatter(logging.Formatter("%(message)s"))
         self.lost = 0
         self.last_error = ""
@@ -139,7 +141,7 @@ class _PatientHandler(logging.handlers.RotatingFileHandler):
             pass
 
     def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
 
 
 def _private(path: str, flags: int) -> int:

@@ -308,7 +308,7 @@ def test_after_kill_9_the_next_start_works(home: Path, spawned: list[Process]) -
     first.wait()
     assert first.socket.exists()
     spawned.append(second := spawn(home))
-    assert ask(second.socket, "GET", "/health").status == 200
+    assert ask(second.socket, "GET", "/v1/control/status").json["pid"] == second.popen.pid
 
 
 def test_two_homes_are_two_daemons(tmp_path: Path, spawned: list[Process]) -> None:

@@ -52,6 +52,14 @@ def test_text_of_any_kind_stays_on_one_line(tmp_path: Path) -> None:
     assert line["message"] == "two\nlines, é, 🙂 and \x1b[31m"
 
 
+def test_a_file_name_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "omlxd.jsonl")
+    log.write(Event(EventName.LOAD_FAILED, fields={"path": "/models/\udcff"}))
+    log.close()
+    assert log.lost_lines == 0
+    assert "/models/" in (tmp_path / "omlxd.jsonl").read_text()
+
+
 def test_the_log_never_grows_past_its_bounds(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "omlxd.jsonl", max_bytes=2_000, kept=2)
     for _ in range(200):
@@ -104,6 +112,15 @@ def test_the_console_shows_the_same_events_readably(tmp_path: Path) -> None:
     log.close()
     assert "load_finished" in console.getvalue()
     assert "chat" in console.getvalue()
+
+
+def test_a_console_that_cannot_show_a_letter_or_goes_away_stops_nothing(tmp_path: Path) -> None:
+    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    log = EventLog(tmp_path / "omlxd.jsonl", console=console)
+    for message in ("é", "plain"):
+        log.write(Event(EventName.LIMIT_WARNING, fields={"message": message}))
+    log.close()
+    assert [line["message"] for line in lines(tmp_path / "omlxd.jsonl")] == ["é", "plain"]
 
 
 def test_errors_of_libraries_become_events_and_stop_doing_so_at_the_end() -> None:

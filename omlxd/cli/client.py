@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ class Client:
         body: Mapping[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any], None, None]:
         """One dict for each line of the answer, as it comes; `timeout_s` is the longest silence."""
         with self._answer(method, path, body, accept="application/x-ndjson", timeout_s=timeout_s) as answer:
             for line in answer:
@@ -64,7 +64,7 @@ class Client:
                         raise self._nonsense()
                     yield found
 
-    def sse(self, path: str, body: Mapping[str, Any]) -> Iterator[str | dict[str, Any]]:
+    def sse(self, path: str, body: Mapping[str, Any]) -> Generator[str | dict[str, Any], None, None]:
         """Server-sent events of a POST: comments as text, `data:` as dicts, until `[DONE]`.
 
         Raises the daemon's error when a `data:` frame is one, and Unreachable when the stream breaks off.
@@ -151,8 +151,8 @@ def connected(socket_path: Path, timeout_s: float | None) -> socket.socket:
             hint="set `OMLXD_HOME` to a directory with a shorter path",
         )
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
     try:
+        connection.settimeout(timeout_s)
         connection.connect(str(socket_path))
     except BaseException as error:
         connection.close()

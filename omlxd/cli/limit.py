@@ -9,7 +9,6 @@ import typer
 from omlxd.cli import output
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json
-from omlxd.core.manifest import AUTO
 from omlxd.core.units import format_bytes, parse_size
 
 
@@ -48,7 +47,7 @@ def limit(
 
 def check_size(size: str) -> None:
     """Raises InvalidRequest when this is no memory limit; a percentage is for the daemon to work out."""
-    if size.strip().lower() != AUTO:
+    if size.strip().lower() != "auto":
         parse_size(size, ram_bytes=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -54,7 +55,7 @@ def load(
 def load_with_progress(client: Client, model: str, *, pin: bool = False) -> dict[str, Any]:
     """Load a model, with a line of progress on a terminal; the daemon's result, or its error raised."""
     lines = client.ndjson("POST", model_path(model, "load"), {"wait": True, "pin": pin})
-    with output.Progress() as progress:
+    with closing(lines), output.Progress() as progress:
         for line in lines:
             if "progress" in line:
                 progress.show(_progress_text(line["progress"]))

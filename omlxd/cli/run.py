@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -14,7 +15,6 @@ from omlxd.cli.client import Client
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Json, Model
 from omlxd.core.errors import InvalidRequest
-from omlxd.core.states import SCHEMA
 
 
 def run(
@@ -60,6 +60,8 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """The schema of `run --json`; seconds as floats."""
+        from omlxd.core.states import SCHEMA  # 8 ms of dataclasses that streaming does not need
+
         keys = ("prompt_tokens", "generated_tokens", "first_token_s", "tokens_per_s")
         head = {"schema": SCHEMA, "model": self.model, "text": self.text, "finish_reason": self.finish_reason}
         return head | {key: self.figures.get(key) for key in keys}
@@ -67,9 +69,10 @@ class Answer:
 
 def stream_answer(client: Client, body: dict[str, Any], answer: Answer, *, write: Callable[[str], None]) -> None:
     """Fill `answer` and write its text as it comes; ends the line also when the answer breaks off."""
-    with output.Progress() as progress:
+    events = client.sse("/v1/chat/completions", body)
+    with closing(events), output.Progress() as progress:  # closing the connection aborts the request
         try:
-            for event in client.sse("/v1/chat/completions", body):
+            for event in events:
                 if isinstance(event, str):
                     if not answer.text:
                         progress.show(event)

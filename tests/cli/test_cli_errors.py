@@ -169,3 +169,14 @@ def test_control_characters_from_the_daemon_do_not_reach_a_table(omlxd: Omlxd, f
     done = omlxd("models")
     assert "\x1b" not in done.stdout
     assert "[link=x]y[/link]" in done.stdout
+
+
+def test_a_home_that_is_named_like_a_command_is_a_home(omlxd: Omlxd, home: Path) -> None:
+    done = omlxd("--home", "status", "logs")
+    assert done.returncode == 1
+    assert "there is no log at" in done.stderr
+
+
+def test_the_home_option_wins_over_the_environment(omlxd: Omlxd, fake: FakeDaemon, home: Path) -> None:
+    assert omlxd("--home", str(home), "limit", OMLXD_HOME="/nowhere").returncode == 0
+    assert omlxd(f"--home={home}", "limit", OMLXD_HOME="/nowhere").returncode == 0

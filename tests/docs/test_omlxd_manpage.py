@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from omlxd.cli.main import INTERRUPTED, app
+from omlxd.cli.main import INTERRUPTED, build
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import EventName
@@ -20,7 +20,7 @@ from omlxd.daemon.home import HOME_VARIABLE, Home
 
 PAGE = Path(__file__).parents[2] / "man" / "omlxd.1"
 TEXT = PAGE.read_text()
-ROOT: Any = typer.main.get_command(app)
+ROOT: Any = typer.main.get_command(build())
 
 
 def section(title: str) -> str:

@@ -21,10 +21,10 @@ from omlxd.cli.demo_story import Sizes, tell
 from omlxd.cli.invocation import home_of
 from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
 from omlxd.core.errors import OmlxError, StartFailed
+from omlxd.core.wording import INSTALL_HINT
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 TINY_BYTES: Final = 60_000_000
-INSTALL_HINT: Final = "on Linux MLX needs a backend: `pip install 'omlxd[cpu]'`, or `'omlxd[cuda]'` with an NVIDIA GPU"
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

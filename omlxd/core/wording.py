@@ -1,9 +1,13 @@
-"""How messages hold text that came from outside: quoted safely, and with the nearest known word."""
+"""Words that several messages share: text from outside, quoted safely; the nearest known word; how to install."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+
+INSTALL_HINT: Final = (
+    "on Linux MLX needs a backend: `pip install 'omlxd[cpu]'`, or `pip install 'omlxd[cuda]'` with an NVIDIA GPU"
+)
 
 _LONGEST: Final = 80
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,14 +46,14 @@ class DecisionRecord:
 class DecisionLog:
     """Numbers the decisions of one pool, tells them to `emit`, and keeps the last ones for `status`."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, emit: Emit, clock: Callable[[], float] = time.time) -> None:
+        self._emit, self._clock = emit, clock
         self._recent: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
         self.count = 0
 
     @property
     def recent(self) -> tuple[dict[str, Any], ...]:
-        """The last decisions as their events' fields, oldest first."""
+        """The last decisions as their events' fields, with the time (`ts`, seconds since the epoch), oldest first."""
         return tuple(self._recent)
 
     def add(self, record: DecisionRecord, limits: Limits) -> str:
@@ -79,6 +80,6 @@ class DecisionLog:
             "candidates": [asdict(candidate) for candidate in record.candidates],
             **record.extra,
         }
-        self._recent.append({"decision": decision, **fields})
+        self._recent.append({"decision": decision, "ts": self._clock(), **fields})
         self._emit(Event(EventName.DECISION, EventLevel.INFO, model=record.victim, decision=decision, fields=fields))
         return decision

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
 from omlxd.core.states import FinishReason
+from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine import mlxlm
-from omlxd.engine.gauges import INSTALL_HINT, Gauges, tame_glibc, trim_heap
+from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.protocol import (
     CacheDropped,

@@ -23,9 +23,9 @@ import psutil
 
 from omlxd.core.errors import StartFailed
 from omlxd.core.memory import MemoryReading
+from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine.protocol import MIB, EngineLimits
 
-INSTALL_HINT = "install one: `pip install 'omlxd[cpu]'`, or `pip install 'omlxd[cuda]'` with an NVIDIA GPU"
 SETTLE_S = 2.0
 CPU_SLACK_BYTES = 64 * MIB
 CUDA_SLACK_BYTES = 3 * 1024 * MIB  # NVML's figure lies 1.2 to 2.8 GB above active: context, cuDNN, graphs

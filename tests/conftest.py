@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from omlxd.engine.demo_models import ensure_smollm2, make_tiny
+
+settings.register_profile("omlxd", deadline=None)  # a busy machine is slow, not wrong
+settings.load_profile("omlxd")
 
 
 @pytest.fixture(scope="session")

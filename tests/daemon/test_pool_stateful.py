@@ -51,14 +51,21 @@ class WatchedEntry(EnginePoolEntry):
 class PoolMachine(RuleBasedStateMachine):
     """Hypothesis plays users, enforcer and engine; the engine takes a step only when told to."""
 
-    @initialize(limit_mib=st.sampled_from([0, 350, 500, 700, 1100]), answer=st.sampled_from([1, 8, None]))
-    def begin(self, limit_mib: int, answer: int | None) -> None:
+    @initialize(
+        limit_mib=st.sampled_from([0, 350, 500, 700, 1100]),
+        answer=st.sampled_from([1, 8, None]),
+        loaded=st.lists(names, unique=True),
+        pinned=st.sets(names),
+    )
+    def begin(self, limit_mib: int, answer: int | None, loaded: list[str], pinned: set[str]) -> None:
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
         self.requests: dict[Generation, asyncio.Task[list[str]]] = {}
         self.tasks: list[asyncio.Task[Any]] = []
-        self.run(self._begin(limit_mib, answer))
+        self.wrong: list[str] = []
+        self.run(self._begin(answer, loaded, pinned))
+        self.enforcer.max_bytes = limit_mib * MIB
 
-    async def _begin(self, limit_mib: int, answer: int | None) -> None:
+    async def _begin(self, answer: int | None, loaded: list[str], pinned: set[str]) -> None:
         self.scene = Scene(
             SIZES, drive="manual", answer_tokens=answer, kv_bytes_per_token=MIB, load_wait_s=20.0, drain_timeout_s=5.0
         )
@@ -66,14 +73,23 @@ class PoolMachine(RuleBasedStateMachine):
         self.scene.on_event = self.watched
         for entry in self.pool.entries.values():
             entry.__class__ = WatchedEntry
-        self.enforcer: ProcessMemoryEnforcer = self.scene.enforcer(limit_mib)
-        self.states = dict.fromkeys(SIZES, EntryState.UNLOADED)
+        self.enforcer: ProcessMemoryEnforcer = self.scene.enforcer(0)
         self.enforcer.start()
+        for name in loaded:
+            loading = asyncio.create_task(self.pool.load(name))
+            while not loading.done():
+                self.engine.step()
+                await turns()
+        for name in pinned:
+            self.pool.pin(name)
 
     def watched(self, event: Event) -> None:
-        if event.event is EventName.DECISION and event.fields["action"] == "unload":
-            victim = self.pool.entries[event.fields["victim"]]
-            assert not victim.pinned, "a pinned model was evicted"
+        """What goes wrong is kept for the invariant: an exception here would be the enforcer's to report."""
+        if event.event is EventName.ENFORCER_ERROR:
+            self.wrong.append(event.fields["error"])
+        evicted = event.fields["victim"] if event.event is EventName.DECISION else None
+        if evicted and event.fields["action"] == "unload" and self.pool.entries[evicted].pinned:
+            self.wrong.append(f"the pinned `{evicted}` was evicted")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         async def until_quiet() -> T:
@@ -143,6 +159,12 @@ class PoolMachine(RuleBasedStateMachine):
             self.engine.step()
             self.run(turns())
 
+    @rule(count=st.integers(1, 5), name=names)
+    def generate_and_decode(self, count: int, name: str) -> None:
+        for _ in range(count):
+            self.generate(name, 60)
+        self.engine_steps(12)
+
     @rule(seconds=st.sampled_from([0.1, 1.1, 3.0]))
     def time_passes(self, seconds: float) -> None:
         self.run(asyncio.sleep(seconds))
@@ -151,6 +173,7 @@ class PoolMachine(RuleBasedStateMachine):
     def states_are_legal_and_true(self) -> None:
         if not hasattr(self, "pool"):
             return
+        assert self.wrong == []
         for name, entry in self.pool.entries.items():
             if entry.state is EntryState.LOADED:
                 assert name in self.engine.loaded
@@ -191,6 +214,7 @@ class PoolMachine(RuleBasedStateMachine):
         await self.enforcer.stop()
         await self.pool.close()
         assert self.engine.active_bytes == 0
+        assert self.wrong == []
         ends = [event.request for event in self.scene.events if event.event in ENDS]
         assert len(ends) == len(set(ends)), "an end was told twice"
 

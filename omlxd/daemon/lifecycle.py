@@ -30,6 +30,7 @@ from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
 from omlxd.daemon.starting import Flags, assemble, load_first
+from omlxd.daemon.ttl import IdleTimer
 from omlxd.engine.protocol import Engine
 
 ENGINE_CLOSE_S = 10.0
@@ -119,10 +120,11 @@ async def serve(
 
 
 async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready], None]) -> Ended:
-    engine_gone = True
+    engine_gone, idle_timer = True, IdleTimer(daemon.pool)
     try:
         async with _open_doors(daemon, config.home) as doors:
             daemon.enforcer.start()
+            idle_timer.start()
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, _warnings(daemon, doors)))
             daemon.in_background(_become_ready(daemon))
             await daemon.stop.wanted.wait()
@@ -133,6 +135,7 @@ async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready],
             daemon.bus.close()
     finally:
         await daemon.end_background()
+        await idle_timer.stop()
         await daemon.enforcer.stop()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone
     ended = Ended(cut_short=daemon.stop.now.is_set(), engine_gone=engine_gone)

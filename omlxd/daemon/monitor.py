@@ -9,6 +9,7 @@ from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, Model
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.ttl import ttl_left_s
 
 
 class MemoryMonitor:
@@ -92,7 +93,7 @@ class MemoryMonitor:
             parked=0,
             tokens_per_s=_sum_or_none(entry),
             last_used_s=None if used_s is None else max(0.0, now_s - used_s),
-            ttl_left_s=None,
+            ttl_left_s=ttl_left_s(entry, now_s),
             load_progress=entry.load_progress,
             context_length=entry.context_length,
             error=None if entry.error is None or entry.state is EntryState.LOADED else entry.error.message,

@@ -1,0 +1,94 @@
+"""Time to live: unloads a model that nobody has used for its `ttl`, on a timer of its own.
+
+A pinned model, one with requests and one whose load is under way are never touched; what was used in the instant
+before its time is up is left alone, since the state is looked at again under the pool's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from omlxd.core.errors import RequestAborted
+from omlxd.core.units import format_duration
+from omlxd.daemon.decisions import DecisionRecord
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.pool import EnginePool
+
+LONGEST_SLEEP_S = 3600.0
+
+
+def ttl_left_s(entry: EnginePoolEntry, now_s: float) -> float | None:
+    """Seconds until the model is unloaded for being idle; None while nothing counts down."""
+    ttl_s = entry.settings.ttl_s
+    if ttl_s is None or not entry.loaded or entry.pinned or entry.requests or entry.ticket or entry.used_at_s is None:
+        return None
+    return max(0.0, entry.used_at_s + ttl_s - now_s)
+
+
+class IdleTimer:
+    """Watches one pool.
+
+    Args:
+        pool: whose models have a `ttl`.
+        sleep: waits until the next model's time is up; woken early when something changes in the pool.
+    """
+
+    def __init__(self, pool: EnginePool, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._pool = pool
+        self._sleep = sleep
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch, if any model has a `ttl`; the second call does nothing."""
+        if self._task is None and any(entry.settings.ttl_s is not None for entry in self._pool.entries.values()):
+            self._task = asyncio.create_task(self._watch(), name="omlxd-ttl")
+
+    async def stop(self) -> None:
+        """End the watch; idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _watch(self) -> None:
+        while True:
+            changed = asyncio.ensure_future(self._pool.change.wait())
+            left = [left_s for entry in self._pool.entries.values() if (left_s := self._left_s(entry)) is not None]
+            if any(left_s <= 0 for left_s in left):
+                await self._unload_expired()
+            else:
+                timer = asyncio.ensure_future(self._sleep(min([*left, LONGEST_SLEEP_S])))
+                try:
+                    await asyncio.wait([timer, changed], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    timer.cancel()
+            changed.cancel()
+
+    def _left_s(self, entry: EnginePoolEntry) -> float | None:
+        return ttl_left_s(entry, self._pool.clock())
+
+    async def _unload_expired(self) -> None:
+        for entry in self._pool.entries.values():
+            if self._left_s(entry) == 0:
+                async with self._pool.lock:
+                    if self._left_s(entry) == 0:
+                        await self._unload(entry)
+
+    async def _unload(self, entry: EnginePoolEntry) -> None:
+        pool, begun_s = self._pool, self._pool.clock()
+        idle_s = begun_s - (entry.used_at_s or begun_s)
+        reason = f"unused for {format_duration(idle_s)}, its ttl is {format_duration(entry.settings.ttl_s or 0.0)}"
+        before = pool.engine.read()
+        await pool.evict(entry.name, RequestAborted(f"`{entry.name}` was unloaded: {reason}"))
+        record = DecisionRecord(
+            trigger="ttl",
+            rung="ttl",
+            action="unload",
+            victim=entry.name,
+            reason=reason,
+            before=before,
+            after=pool.engine.read(),
+            duration_s=pool.clock() - begun_s,
+        )
+        pool.decisions.add(record, pool.limits)

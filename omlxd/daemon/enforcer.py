@@ -16,10 +16,9 @@ from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Limits, Unload, decide
 from omlxd.core.states import EnforcerView, Level
 from omlxd.daemon.decisions import DecisionRecord
-from omlxd.daemon.loading import cancelled
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.request import aborted
+from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.engine.protocol import MIB, EngineLimits, OverLimit
 
 EXHAUSTED_STEP_BYTES = 16 * MIB  # growth after which an engine that cannot be helped is looked at again

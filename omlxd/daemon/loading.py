@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, OmlxError, ShuttingDown, from_json
+from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, OmlxError, ShuttingDown
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.room import Room, RoomKind, make_room
 from omlxd.core.states import EntryState
-from omlxd.core.units import format_bytes
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry, LoadReport
-from omlxd.daemon.request import aborted
+from omlxd.daemon.refusals import aborted, cancelled, does_not_fit, fresh, shutting_down, still_busy
 from omlxd.engine.protocol import LoadOrder, ModelInfo
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class LoadQueue:
             self._worker.cancel()
             await asyncio.wait([self._worker])
         for ticket in tuple(self._queue):
-            self._finish(ticket, _shutting_down())
+            self._finish(ticket, shutting_down())
         self._queue.clear()
 
     def progress(self, entry: EnginePoolEntry, order: int, done_bytes: int, total_bytes: int) -> None:
@@ -202,12 +201,12 @@ class LoadQueue:
             try:
                 await asyncio.wait([ticket.task])
             except asyncio.CancelledError:
-                ticket.cancelled = ticket.cancelled or _shutting_down()
+                ticket.cancelled = ticket.cancelled or shutting_down()
                 ticket.task.cancel()
                 await asyncio.wait([ticket.task])
                 raise
             finally:
-                self._finish(ticket, ticket.cancelled or _shutting_down())  # cancelled before its first line
+                self._finish(ticket, ticket.cancelled or shutting_down())  # cancelled before its first line
 
     async def _load(self, ticket: LoadTicket) -> None:
         """From the files to the end of the load; whatever happens, the ticket ends."""
@@ -222,12 +221,16 @@ class LoadQueue:
             message = f"loading `{entry.name}` failed: {unexpected}"
             self._finish(ticket, LoadFailed(message, details={"kind": "internal"}))
         finally:
-            self._finish(ticket, ticket.cancelled or _shutting_down())
+            self._finish(ticket, ticket.cancelled or shutting_down())
 
     async def _order(self, ticket: LoadTicket) -> LoadOrder:
         """Look at the files first: what can be known to fail costs nobody any memory."""
         entry = ticket.entry
-        files = await asyncio.to_thread(self._pool.read_folder, entry.settings)
+        try:
+            files = await asyncio.to_thread(self._pool.read_folder, entry.settings)
+        except OmlxError:
+            entry.fingerprint = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
+            raise
         if not entry.measured or entry.fingerprint != files.fingerprint:
             entry.weights_bytes, entry.measured = files.weights_bytes, False
         entry.fingerprint, entry.context_length = files.fingerprint, files.context_length
@@ -247,7 +250,7 @@ class LoadQueue:
                     self._begin(ticket, order)
                     return
             if room.kind is RoomKind.NEVER:
-                raise _does_not_fit(ticket.entry.name, room)
+                raise does_not_fit(ticket.entry.name, room)
             ticket.tell(room.why)
             if not told:
                 told = True
@@ -255,7 +258,7 @@ class LoadQueue:
                 self._emit(EventName.LOAD_WAITING, ticket.entry, numbers)
             left_s = deadline_s - loop.time()
             if left_s <= 0:
-                raise _still_busy(ticket.entry.name, room, self._load_wait_s)
+                raise still_busy(ticket.entry.name, room, self._load_wait_s)
             try:
                 async with asyncio.timeout(min(left_s, RECHECK_S)):
                     await change.wait()
@@ -333,52 +336,6 @@ class LoadQueue:
         self, name: EventName, entry: EnginePoolEntry, fields: Mapping[str, Any], level: EventLevel = EventLevel.INFO
     ) -> None:
         self._pool.emit(Event(name, level, model=entry.name, fields=fields))
-
-
-def fresh(error: OmlxError) -> OmlxError:
-    """The same error anew: one exception raised in many tasks would collect all their frames, and what they hold."""
-    return from_json(error.to_json())
-
-
-def cancelled(model: str, reason: str) -> LoadCancelled:
-    """The error of a load that was stopped; `reason` completes "the load of `model` was cancelled: ..."."""
-    return LoadCancelled(f"the load of `{model}` was cancelled: {reason}", hint="try again")
-
-
-def _does_not_fit(model: str, room: Room) -> DoesNotFit:
-    hint = (
-        "unpin a model, or raise the limit with `omlxd limit`"
-        if room.binding == "pinned"
-        else "raise the limit with `omlxd limit`, or use a smaller or more quantised model"
-    )
-    details = {
-        "need_bytes": room.need_bytes,
-        "limit_bytes": room.limit_bytes,
-        "used_bytes": room.used_bytes,
-        "binding": room.binding,
-    }
-    return DoesNotFit(room.why, hint=hint, details={**details, "model": model})
-
-
-def _still_busy(model: str, room: Room, waited_s: float) -> Busy:
-    who = ", ".join(f"`{name}`" for name in room.blockers) if room.blockers else "memory that is not accounted for"
-    return Busy(
-        f"`{model}` waited {waited_s:.0f} s for {format_bytes(room.short_bytes)} that {who} still holds",
-        hint="try again later, or `omlxd unload` a model",
-        details={
-            "model": model,
-            "blockers": list(room.blockers),
-            "short_bytes": room.short_bytes,
-            "need_bytes": room.need_bytes,
-            "used_bytes": room.used_bytes,
-            "limit_bytes": room.limit_bytes,
-            "retry_after_s": 10.0,
-        },
-    )
-
-
-def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("omlxd is shutting down", hint="start it again with `omlxd start`")
 
 
 def _retrieved(future: asyncio.Future[None]) -> None:

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from random import getrandbits
 from types import MappingProxyType
 from typing import Any
 
-from omlxd.core.errors import Busy, DoesNotFit, EngineFailed, OmlxError, ShuttingDown, UnknownModel
+from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventName
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.memory import MemoryReading
 from omlxd.core.policy import Limits, Snapshot
 from omlxd.core.states import EntryState
-from omlxd.core.units import format_bytes
-from omlxd.core.wording import nearest, shown
 from omlxd.daemon.decisions import DecisionLog
 from omlxd.daemon.dispatch import Dispatch
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.link import EngineLink
-from omlxd.daemon.loading import LoadQueue, OnProgress, cancelled, fresh
+from omlxd.daemon.loading import LoadQueue, OnProgress
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
-from omlxd.daemon.request import Generation, Prompt, Wish, aborted, check_prompt, check_wish, tokens_left
-from omlxd.engine.protocol import Engine, EngineLimits, GenerationOrder, OverLimit
+from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wait, unknown
+from omlxd.daemon.request import Generation, check_prompt, check_wish
+from omlxd.daemon.serving import Serving
+from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
 
 REST_TIMEOUT_S = 5.0  # a step that takes longer is stuck; nothing is decided on what it shows
-FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
 
 ModelSource = ModelSettings | str | Path
 
@@ -63,6 +63,7 @@ class EnginePool:
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
         read_folder: reads a model's files before it is loaded.
+        fingerprint: tells whether they have changed since.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EnginePool:
         max_batch: int = 32,
         max_waiting: int = 256,
         read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
+        fingerprint: Callable[[ModelSettings], str | None] | None = None,
     ) -> None:
         if engine is None:
             from omlxd.engine.thread import EngineThread  # brings numpy and psutil along: 30 ms
@@ -86,6 +88,7 @@ class EnginePool:
         self.clock = clock
         self.emit: Emit = emit or _nowhere
         self.read_folder = read_folder or _read_folder
+        self.fingerprint = fingerprint or _fingerprint
         self.lock = asyncio.Lock()
         self.limits = Limits()
         self.decisions = DecisionLog(self.emit)
@@ -96,13 +99,13 @@ class EnginePool:
         self.on_over_limit: Callable[[OverLimit], None] | None = None
         self.on_engine_started: Callable[[], None] | None = None
         self.change = asyncio.Event()
+        self._serving = Serving(self)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
         self._entries = {name: self._entry(name, source) for name, source in models.items()}
         self._aliases = {alias: name for name, entry in self._entries.items() for alias in entry.settings.aliases}
         self._loads = LoadQueue(self, load_wait_s)
         self._ids = count(1)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._admitting = True
 
     async def __aenter__(self) -> EnginePool:
@@ -141,9 +144,7 @@ class EnginePool:
         name = self._aliases.get(name_or_alias, name_or_alias)
         if name in self._entries:
             return self._entries[name]
-        near = nearest(name_or_alias, (*self._entries, *self._aliases))
-        hint = f"did you mean `{near}`?" if near else "`omlxd models` lists the models"
-        raise UnknownModel(f"there is no model `{shown(name_or_alias)}`", hint=hint, details={"model": name_or_alias})
+        raise unknown(name_or_alias, (*self._entries, *self._aliases))
 
     # Loading and unloading
 
@@ -161,7 +162,7 @@ class EnginePool:
         entry = self.resolve(name)
         self._check_admitting()
         self.bind()
-        await self._until_loaded(entry, on_progress=on_progress)
+        await self._serving.until_loaded(entry, on_progress=on_progress)
         return entry
 
     async def unload(self, name: str, *, now: bool = False, drain_timeout_s: float | None = None) -> UnloadResult:
@@ -180,10 +181,11 @@ class EnginePool:
             await self.change.wait()
         if not entry.loaded:
             return UnloadResult(entry, EntryState.UNLOADED, 0)
+        timeout_s = 0.0 if now else self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         entry.draining = frozenset(entry.requests)
         try:
             before_bytes = self.engine.read().active_bytes
-            await self._drain(entry.requests.values(), 0.0 if now else drain_timeout_s, "it was unloaded")
+            await self._serving.drain(entry.requests.values(), timeout_s, "it was unloaded")
             async with self.lock:
                 await self.evict(entry.name, aborted(entry.name, "it was unloaded"))
             after_bytes = self.engine.read().active_bytes
@@ -233,29 +235,21 @@ class EnginePool:
             Busy: too many requests wait for this model already; ShuttingDown: nothing new is taken.
         """
         entry = self.resolve(name)
-        number = next(self._ids)
-        wish = check_wish(max_tokens, temperature, top_p, number if seed is None else seed, stop)
+        wish = check_wish(max_tokens, temperature, top_p, getrandbits(32) if seed is None else seed, stop)
         asked = check_prompt(messages, prompt, tokens)
         self._check_admitting()
         if entry.waiting >= self._max_waiting:
-            raise Busy(
-                f"{entry.waiting} requests wait for `{entry.name}` already",
-                hint="try again in a few seconds",
-                details={"model": entry.name, "waiting": entry.waiting, "retry_after_s": 5.0},
-            )
+            raise too_many_wait(entry.name, entry.waiting)
         self.bind()
-        generation = Generation(f"r{number}", entry.name, self, self.clock)
-        entry.requests[generation.id] = generation
-        task = asyncio.create_task(self._serve(entry, generation, asked, wish), name=f"omlxd-{generation.id}")
-        self._tasks[generation.id] = task
-        task.add_done_callback(lambda _: self._ended(entry, generation))
+        generation = Generation(f"r{next(self._ids)}", entry.name, self, self.clock)
+        self._serving.begin(entry, generation, asked, wish)
         return generation
 
     def abort(self, request_id: str, reason: str) -> bool:
         """End a request with one clear error now; its memory is back after the next step. False when there is none."""
         for entry in self._entries.values():
             if (generation := entry.requests.get(request_id)) is not None:
-                return self._abort(generation, aborted(entry.name, reason))
+                return self._serving.abort(generation, aborted(entry.name, reason))
         return False
 
     # For the enforcer and the load queue
@@ -318,18 +312,12 @@ class EnginePool:
 
     async def drain(self, timeout_s: float) -> None:
         """Serve what is there for at most `timeout_s`, then abort the rest."""
-        await self._drain(self.generations, timeout_s, "omlxd is shutting down")
+        await self._serving.drain(self.generations, timeout_s, "omlxd is shutting down")
 
     async def close(self, timeout_s: float = 10.0) -> bool:
         """End all requests and loads, give the memory back and end the engine; True when it ended in time."""
         self._admitting = False
-        for generation in self.generations:
-            generation.fail(_shutting_down())
-        tasks = tuple(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._serving.close()
         await self._loads.close()
         for entry in self._entries.values():
             if entry.loaded:
@@ -360,97 +348,7 @@ class EnginePool:
 
     def _check_admitting(self) -> None:
         if not self._admitting:
-            raise _shutting_down()
-
-    async def _serve(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
-        """The life of one request: its model, its tokens, the engine; again when it was evicted before its turn."""
-        try:
-            tokens: tuple[int, ...] | None = None
-            while not generation.ended:
-                if tokens is None and (codec := self.engine.codec(entry.name)) is not None:
-                    tokens = await asyncio.to_thread(asked.encode, codec)
-                    generation.prompt_tokens = len(tokens)
-                    tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
-                await self._until_loaded(entry, request=generation.id)
-                if tokens is None or not entry.takes(generation.id):
-                    continue  # the tokenizer is there now; or it was evicted between its load and now
-                order = self._order(entry, generation, tokens, wish)
-                await self.dispatch.run(entry, generation, order)
-        except OmlxError as error:
-            self._fail(generation, error)
-        except Exception as unexpected:
-            self._fail(generation, EngineFailed(f"the request to `{entry.name}` failed: {unexpected}"))
-
-    def _order(
-        self, entry: EnginePoolEntry, generation: Generation, tokens: tuple[int, ...], wish: Wish
-    ) -> GenerationOrder:
-        soft_bytes, weights_bytes = self.limits.soft_bytes, entry.weights_bytes or 0
-        if 0 < soft_bytes < weights_bytes:  # R7 keeps the last model, but nothing can run beside its weights
-            raise DoesNotFit(
-                f"the weights of `{entry.name}` ({format_bytes(weights_bytes)}) alone are over the soft limit"
-                f" {format_bytes(soft_bytes)} ({self.limits.binding})",
-                hint="raise the limit with `omlxd limit`",
-                details={"model": entry.name, "need_bytes": weights_bytes, "limit_bytes": soft_bytes},
-            )
-        codec = self.engine.codec(entry.name)
-        context_length = codec.context_length if codec is not None else entry.context_length
-        max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length)
-        return GenerationOrder(generation.id, entry.name, tokens, max_tokens, wish.sampling, wish.stop)
-
-    async def _until_loaded(
-        self, entry: EnginePoolEntry, *, request: str | None = None, on_progress: OnProgress | None = None
-    ) -> None:
-        """Wait until the entry takes this request; without a request, a failed load is tried again at once."""
-        while not entry.takes(request):
-            if entry.loaded or entry.state is EntryState.UNLOADING:
-                await self.change.wait()
-                continue
-            if entry.state is EntryState.FAILED and request is not None:
-                await self._check_failed(entry)
-            await self._loads.join(entry, on_progress)
-
-    async def _check_failed(self, entry: EnginePoolEntry) -> None:
-        """Answer with the reason of the last failure, unless that was a while ago or the files have changed since."""
-        if entry.error is None or self.clock() - (entry.failed_at_s or 0.0) >= FAILED_FOR_S:
-            return
-        if entry.fingerprint is not None:
-            now = await asyncio.to_thread(_fingerprint, entry.settings)
-            if now != entry.fingerprint:
-                return
-        if entry.error is not None:
-            raise fresh(entry.error)
-
-    async def _drain(self, generations: Iterable[Generation], timeout_s: float | None, reason: str) -> None:
-        """Let these requests end by themselves; abort those that do not in time."""
-        ends = asyncio.get_running_loop().time() + (self._drain_timeout_s if timeout_s is None else timeout_s)
-        for generation in tuple(generations):
-            await generation.wait_ended(max(0.0, ends - asyncio.get_running_loop().time()))
-            self._abort(generation, aborted(generation.model, reason))
-
-    def _abort(self, generation: Generation, error: OmlxError) -> bool:
-        if not self._fail(generation, error):
-            return False
-        if not self.dispatch.remove(generation) and (task := self._tasks.get(generation.id)) is not None:
-            task.cancel()  # it waits for its model; nothing of it is in the engine
-        return True
-
-    def _fail(self, generation: Generation, error: OmlxError) -> bool:
-        failed = generation.fail(fresh(error))
-        if failed:
-            self.dispatch.tell_end(generation, error)
-        return failed
-
-    def _ended(self, entry: EnginePoolEntry, generation: Generation) -> None:
-        """Its task is over and its memory is back; without an end of its own it was cancelled with the pool."""
-        generation.fail(_shutting_down())
-        entry.requests.pop(generation.id, None)
-        self._tasks.pop(generation.id, None)
-        entry.touch()
-        self.notify()
-
-
-def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("omlxd is shutting down", hint="start it again with `omlxd start`")
+            raise shutting_down()
 
 
 def _read_folder(settings: ModelSettings) -> ModelFiles:
@@ -460,7 +358,7 @@ def _read_folder(settings: ModelSettings) -> ModelFiles:
 def _fingerprint(settings: ModelSettings) -> str | None:
     try:
         return folder_fingerprint(model_folder(settings))
-    except OmlxError:
+    except OmlxError:  # not in the cache of the hub
         return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from omlxd.core.errors import ContextExceeded, InvalidRequest, OmlxError, RequestAborted
+from omlxd.core.errors import ContextExceeded, InvalidRequest, OmlxError
 from omlxd.core.states import FinishReason, RequestState, RequestView
 from omlxd.engine.protocol import Sampling, TextCodec
 
@@ -275,10 +275,3 @@ class Generation:
         while not self._chunks and not self.ended:
             self._news.clear()
             await self._news.wait()
-
-
-def aborted(model: str, reason: str) -> RequestAborted:
-    """The error of a request that had to give way; `reason` completes "the request to `model` was aborted: ..."."""
-    return RequestAborted(
-        f"the request to `{model}` was aborted: {reason}", hint="send it again", details={"retry_after_s": 5.0}
-    )

@@ -248,8 +248,23 @@ async def test_a_failed_model_answers_at_once_with_the_same_reason_until_a_while
                 await pool.generate("ghost", prompt="hi").text()
         assert len(scene.folders.reads) == 1
         await asyncio.sleep(31)
-        scene.folders.sizes["ghost"] = 10
-        assert await pool.generate("ghost", prompt="hi").text() == EIGHT
+        with pytest.raises(LoadFailed):
+            await pool.generate("ghost", prompt="hi").text()
+        assert len(scene.folders.reads) == 2
+
+
+@on_virtual_time
+async def test_a_failed_model_is_tried_again_as_soon_as_its_files_have_changed() -> None:
+    scene = Scene({"chat": 100})
+    scene.engine.load_errors["chat"] = ValueError("missing parameters")
+    async with scene.pool as pool:
+        for _ in range(2):
+            with pytest.raises(LoadFailed, match="missing parameters"):
+                await pool.generate("chat", prompt="hi").text()
+        assert len(scene.named(EventName.LOAD_STARTED)) == 1
+        del scene.engine.load_errors["chat"]
+        scene.folders.sizes["chat"] = 101
+        assert await pool.generate("chat", prompt="hi").text() == EIGHT
 
 
 @on_virtual_time

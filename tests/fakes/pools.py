@@ -35,7 +35,11 @@ class FakeFolders:
             raise LoadFailed(f"`/models/{settings.name}` does not exist", details={"kind": "missing_folder"})
         weights_bytes = int(self.sizes[settings.name] * MIB)
         path = Path(f"/models/{settings.name}")
-        return ModelFiles(path, {}, weights_bytes, "llama", 4096, 1000, f"files-{weights_bytes}", 10)
+        return ModelFiles(path, {}, weights_bytes, "llama", 4096, 1000, str(self.fingerprint(settings)), 10)
+
+    def fingerprint(self, settings: ModelSettings) -> str | None:
+        """Changes with the size."""
+        return f"files-{self.sizes.get(settings.name)}"
 
 
 class Scene:
@@ -55,6 +59,7 @@ class Scene:
             clock=clock,
             emit=self._hear,
             read_folder=self.folders,
+            fingerprint=self.folders.fingerprint,
             **options,
         )
         self.clock = clock

@@ -1,0 +1,48 @@
+"""The list of benches, and how they are run one after the other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import cycles, decide, idle, load, react, status, throughput
+from tests.bench.report import Row
+from tests.bench.scratch import Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One file of this package."""
+
+    name: str
+    what: str
+    run: Callable[[Scratch], Iterator[Row]]
+
+
+BENCHES = (
+    Bench("throughput", "tokens/s and time to first token over HTTP, against mlx_lm.server", throughput.run),
+    Bench("load", "loading in slices, against one evaluation of all weights", load.run),
+    Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),
+    Bench("idle", "memory, processor time and threads of a daemon that nobody uses", idle.run),
+    Bench("cycles", "what is left after ten times load, generate, unload", cycles.run),
+    Bench("decide", "the enforcer's decision for up to 10,000 models", decide.run),
+    Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
+)
+
+
+def chosen(names: Sequence[str]) -> list[Bench]:
+    """The benches of these names in the suite's order, all when there are none; KeyError for an unknown one."""
+    by_name = {bench.name: bench for bench in BENCHES}
+    wanted = {by_name[name].name for name in names} or by_name.keys()
+    return [bench for bench in BENCHES if bench.name in wanted]
+
+
+def run(benches: Sequence[Bench], *, quick: bool) -> Iterator[tuple[Bench, Row]]:
+    """Each row as soon as it is there; models and homes live in a directory that goes away at the end."""
+    with tempfile.TemporaryDirectory(prefix="omlxd-bench-") as root:
+        scratch = Scratch(Path(root), quick)
+        for bench in benches:
+            for row in bench.run(scratch):
+                yield bench, row

@@ -1,0 +1,102 @@
+"""`omlxd status --json`, as a process and as the daemon's own time, when idle and when everything is going on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench.report import Row, Target, against, alone
+from tests.bench.scratch import Scratch
+from tests.bench.servers import RunningDaemon, our_daemon
+from tests.bench.streaming import chat
+
+PROCESS_TARGET = Target(100.0)
+DAEMON_TARGET = Target(50.0)
+LONG_PROMPT = "so many words that nobody will ever read them all " * 60
+PEER = "python -c pass"
+
+
+def run(scratch: Scratch) -> Iterator[Row]:
+    """Idle first; then a client prefills without end, another decodes, and a load is always on its way."""
+    models = {
+        "chat": scratch.llama(50),
+        "reader": scratch.llama(5),
+        "big": scratch.llama(200 if scratch.quick else 1000),
+    }
+    with our_daemon(scratch.home("status"), models) as daemon:
+        yield from _look(daemon, "idle", scratch)
+        daemon.load("chat")
+        daemon.load("reader")
+        with _busy(daemon):
+            yield from _look(daemon, "prefill, decode and load", scratch)
+
+
+def _look(daemon: RunningDaemon, when: str, scratch: Scratch) -> Iterator[Row]:
+    environment = {**os.environ, "OMLXD_HOME": str(daemon.home.root)}
+
+    def process() -> None:
+        command = [*_omlxd(), "status", "--json"]
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    def floor() -> None:
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+    daemon.status()
+    ours, peer = [], []
+    for _ in range(scratch.rounds(21, 5)):
+        ours.append(_milliseconds(process))
+        peer.append(_milliseconds(floor))
+    yield against(f"omlxd status --json, {when}", "ms", ours, PEER, peer, PROCESS_TARGET)
+    answers = [_milliseconds(daemon.status) for _ in range(scratch.rounds(60, 10))]
+    yield alone(f"GET /v1/control/status, {when}", "ms", answers, DAEMON_TARGET)
+
+
+def _omlxd() -> Sequence[str]:
+    script = Path(sys.executable).with_name("omlxd")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "omlxd"]
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - began_s)
+
+
+@contextmanager
+def _busy(daemon: RunningDaemon) -> Iterator[None]:
+    """Keep the engine at prefill, decode and loads until the block ends; what fails there fails the bench."""
+    over, failures = threading.Event(), list[BaseException]()
+
+    def loads() -> None:
+        daemon.load("big")
+        daemon.unload("big")
+
+    def repeat(work: Callable[[], object]) -> None:
+        try:
+            while not over.is_set():
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    work = (
+        lambda: chat(daemon.api, "chat", "Hello", 200),
+        lambda: chat(daemon.api, "reader", LONG_PROMPT, 1),
+        loads,
+    )
+    threads = [threading.Thread(target=repeat, args=(each,)) for each in work]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]

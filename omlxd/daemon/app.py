@@ -1,4 +1,4 @@
-"""The assembled daemon: its parts, the routes of both doors, and what several routes need."""
+"""The assembled daemon: its parts, and what the routes ask of all of them together."""
 
 from __future__ import annotations
 
@@ -9,26 +9,16 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-
 import omlxd
 from omlxd.core.errors import OmlxError
 from omlxd.core.limits import Machine
 from omlxd.core.manifest import Manifest
-from omlxd.core.states import DaemonState, Level, StatusView
+from omlxd.core.states import DaemonState, StatusView
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
-from omlxd.daemon.front_door import FrontDoor, TcpRules
-from omlxd.daemon.http_errors import JsonResponse, answer_http_exception, answer_omlx_error, answer_unexpected
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.state_file import StateFile
-
-STALLED_AFTER_S = 30.0  # far beyond the longest step; a driver that hangs never comes back by itself
 
 
 class StopOrder:
@@ -94,48 +84,6 @@ class Daemon:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def front_door(daemon: Daemon, rules: TcpRules | None) -> FrontDoor:
-    """The application for both doors."""
-    from omlxd.daemon import control_api, openai_api
-
-    shared: list[BaseRoute] = [*openai_api.routes(daemon), Route("/health", _health_route(daemon), methods=["GET"])]
-    return FrontDoor(
-        unix=_application([*control_api.routes(daemon), *shared]),
-        tcp=_application(shared),
-        rules=rules,
-        emit=daemon.bus.emit,
-    )
-
-
-def health(daemon: Daemon) -> tuple[str, int]:
-    """The one word of `/health` and its HTTP status."""
-    if daemon.state is not DaemonState.READY:
-        return daemon.state.value, 503
-    if daemon.monitor.stalled_s() > STALLED_AFTER_S:
-        return "stalled", 503
-    return ("exhausted" if daemon.enforcer.level is Level.EXHAUSTED else "ok"), 200
-
-
-def _health_route(daemon: Daemon) -> Any:
-    async def answer(request: Request) -> Response:
-        word, status = health(daemon)
-        body = {"status": word, "level": daemon.enforcer.level.value, "stalled_s": daemon.monitor.stalled_s() or None}
-        return JsonResponse(body, status_code=status, headers={"retry-after": "1"} if status == 503 else None)
-
-    return answer
-
-
-def _application(routes: list[BaseRoute]) -> Starlette:
-    return Starlette(
-        routes=routes,
-        exception_handlers={
-            OmlxError: answer_omlx_error,
-            HTTPException: answer_http_exception,
-            Exception: answer_unexpected,
-        },
-    )
 
 
 async def _quietly(work: Coroutine[Any, Any, Any]) -> None:

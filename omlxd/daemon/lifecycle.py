@@ -20,8 +20,9 @@ from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.manifest import ListenAddress, Manifest
 from omlxd.core.memory import Policy
 from omlxd.core.states import DaemonState
-from omlxd.daemon.app import Daemon, StopOrder, front_door
+from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
+from omlxd.daemon.doors import front_door
 from omlxd.daemon.front_door import TcpRules
 from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock

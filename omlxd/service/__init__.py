@@ -1,1 +1,0 @@
-"""Starts omlxd at boot: launchd and systemd."""

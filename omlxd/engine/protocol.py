@@ -260,7 +260,11 @@ class Engine(Protocol):
         ...
 
     def rest(self) -> Future[MemoryReading]:
-        """A reading between two steps with nothing in flight; it waits for the step that runs."""
+        """A reading between two steps with nothing in flight; it waits for the step that runs.
+
+        It is answered after the plan that was newest when it was asked for has been followed, and what following it
+        caused is posted before the answer to the next `rest`: two in a row tell that a plan has had its effects.
+        """
         ...
 
     def kv_bytes(self) -> Mapping[str, int]:

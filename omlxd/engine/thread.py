@@ -152,6 +152,7 @@ class EngineThread:
             self._seen_plan = plan
             self.sampler.hard_bytes = plan.limits.hard_bytes
             self._executor.follow(plan)
+            self._executor.keep_under_hard()  # an idle engine takes no step after which it would be looked at
 
     def _idle(self) -> None:
         self._progress_at = None

@@ -11,7 +11,7 @@ import pytest
 from omlxd.core.errors import EngineFailed
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm
-from omlxd.engine.protocol import Finished, Generated, LoadDone, RequestGone
+from omlxd.engine.protocol import CacheDropped, EngineLimits, Finished, Generated, LoadDone, RequestGone
 from tests.engine.driver import Driver, generation, reference
 
 pytestmark = pytest.mark.mlx
@@ -166,6 +166,19 @@ def test_an_exception_in_a_step_ends_only_that_models_requests_and_the_model_wor
     assert isinstance(ends["y"][1], EngineFailed)
     assert ends["z"][1] is FinishReason.LENGTH
     assert driver.run(generation("w", "bad", [5, 6], 9))["w"][1] is FinishReason.LENGTH
+
+
+def test_an_idle_engine_gives_its_cache_back_when_the_hard_limit_comes_down(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model())
+    driver.run(generation("r", "m", prompt(600, 1), 5))
+    reading = driver.engine.rest().result()
+    assert reading.cache_bytes > 1_000_000
+    hard = reading.active_bytes + 500_000
+    driver.apply(limits=EngineLimits(hard_bytes=hard))
+    dropped = driver.until(CacheDropped)
+    assert dropped.reading.active_bytes + dropped.reading.cache_bytes <= hard
 
 
 def test_more_requests_than_the_batch_holds_wait_their_turn_and_all_finish(

@@ -207,7 +207,9 @@ def _explain_folder(error: BaseException, text: str) -> tuple[str, str, str]:
 
 def _explain_value_error(text: str, check: str) -> tuple[str, str, str]:
     if "Model type" in text and "not supported" in text:
-        return "unsupported_model", f"{text} by this version of mlx-lm", "upgrade mlx-lm, or choose another model"
+        model_type = text.partition("Model type ")[2].partition(" not supported")[0]
+        what = f"this version of mlx-lm does not support the model type `{model_type}`"
+        return "unsupported_model", what, "upgrade mlx-lm, or choose another model"
     if "parameter" in text:
         again = "download the model again"
         return "weights_mismatch", f"the weights do not match `config.json` (a shard may be missing): {text}", again

@@ -58,7 +58,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
         lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(),
         "model-00002-of-00002.safetensors",
     ),
-    "unknown-type": (edit_config(model_type="perceptron"), "perceptron"),
+    "unknown-type": (edit_config(model_type="perceptron"), "model type `perceptron`"),
     "wrong-tensors": (mix_up_tensors, "config.json"),
     "bad-tokenizer": (lambda folder: (folder / "tokenizer.json").write_text('{"version": "1.0"}'), "tokenizer"),
     "no-tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),

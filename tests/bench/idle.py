@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -33,6 +34,12 @@ def run(scratch: Scratch) -> Iterator[Row]:
 
 def _cpu_percent(process: psutil.Process, window_s: float) -> float:
     time.sleep(1.0)  # what the start and the last request left to do
-    before_s, began_s = cpu_s(process), time.perf_counter()
+    before_s, began_s = _fine_cpu_s(process), time.perf_counter()
     time.sleep(window_s)
-    return 100 * (cpu_s(process) - before_s) / (time.perf_counter() - began_s)
+    return 100 * (_fine_cpu_s(process) - before_s) / (time.perf_counter() - began_s)
+
+
+def _fine_cpu_s(process: psutil.Process) -> float:
+    """The scheduler's nanoseconds for the threads that live, since a tick of 10 ms is 0.1 % of 10 s."""
+    tasks = list(Path(f"/proc/{process.pid}/task").glob("*/schedstat"))
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9 if tasks else cpu_s(process)

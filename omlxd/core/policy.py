@@ -248,14 +248,12 @@ def _await_unloading(case: Case) -> Decision | None:
 
 def _unload_lru(case: Case) -> Decision | None:
     """R6, R10: the least recently used model that is not pinned, while more than one is loaded."""
-    if len(case.loaded) < 2:
+    if len(case.loaded) < 2 or all(entry.pinned for entry in case.loaded):
         return None
     order = nsmallest(MAX_CANDIDATES, case.loaded, key=_lru_key)
     victim = next((entry for entry in order if not entry.pinned), None)
     if victim is None:
-        victim = min((entry for entry in case.loaded if not entry.pinned), key=_lru_key, default=None)
-        if victim is None:
-            return None
+        victim = min((entry for entry in case.loaded if not entry.pinned), key=_lru_key)
         order[-1] = victim
     idle = "it has requests, which are aborted" if victim.busy else _unused_for(victim, case.now_s)
     reason = f"{case.over_text}; `{victim.name}` is the least recently used model that is not pinned ({idle})"

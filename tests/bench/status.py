@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -48,11 +49,14 @@ def _look(daemon: RunningDaemon, when: str, scratch: Scratch) -> Iterator[Row]:
         subprocess.run([sys.executable, "-c", "pass"], check=True)
 
     daemon.status()
-    ours, peer = [], []
+    ours, peer, ours_cpu, peer_cpu = [], [], [], []
     for _ in range(scratch.rounds(21, 5)):
-        ours.append(_milliseconds(process))
-        peer.append(_milliseconds(floor))
+        for work, wall_ms, cpu_ms in ((process, ours, ours_cpu), (floor, peer, peer_cpu)):
+            before_ms = _children_cpu_ms()
+            wall_ms.append(_milliseconds(work))
+            cpu_ms.append(_children_cpu_ms() - before_ms)
     yield against(f"omlxd status --json, {when}", "ms", ours, PEER, peer, PROCESS_TARGET)
+    yield against("  its processor time", "ms", ours_cpu, PEER, peer_cpu)
     answers = [_milliseconds(daemon.status) for _ in range(scratch.rounds(60, 10))]
     yield alone(f"GET /v1/control/status, {when}", "ms", answers, DAEMON_TARGET)
 
@@ -66,6 +70,11 @@ def _milliseconds(work: Callable[[], object]) -> float:
     began_s = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - began_s)
+
+
+def _children_cpu_ms() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1000 * (used.ru_utime + used.ru_stime)
 
 
 @contextmanager

@@ -94,6 +94,7 @@ class _OpenAiApi:
 
     async def _frames(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         head = self._head(generation, "chat.completion.chunk")
+        before, after = _around_text(head)
         try:
             async with generation:
                 if not generation.ended and generation.generated_tokens == 0:
@@ -108,7 +109,7 @@ class _OpenAiApi:
                     except StopAsyncIteration:
                         break
                     if chunk.text:
-                        yield _frame(head | _choice({"content": chunk.text}))
+                        yield before + _json(chunk.text) + after
             yield _frame(head | _choice({}, _finish_reason(generation)) | {"omlxd": _figures(generation)})
         except OmlxError as error:
             yield _frame({"error": error_body(error, CHAT_PATH)})
@@ -162,4 +163,15 @@ def _figures(generation: Generation) -> dict[str, Any]:
 
 
 def _frame(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _json(content) + b"\n\n"
+
+
+def _around_text(head: dict[str, Any]) -> tuple[bytes, bytes]:
+    """The same frame for every token of a stream, in two parts with the text between them."""
+    mark = "\0"  # JSON never holds it as it is, so it stands once
+    before, after = _frame(head | _choice({"content": mark})).split(_json(mark))
+    return before, after
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()

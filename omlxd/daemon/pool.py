@@ -281,7 +281,6 @@ class EnginePool:
             entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
             self.link.wanted.resident.discard(name)
             self.dispatch.take_out(name, error)
-            self.link.release()
             self.link.changed()
         if entry.unloaded is not None:
             await asyncio.shield(entry.unloaded)

@@ -202,11 +202,16 @@ class Generation:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until a chunk, the end or the error is there, at most `timeout_s`; True when it is. Aborts nothing."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wait()
-        except TimeoutError:
-            return False
+        if not self._chunks and not self.ended and timeout_s is not None:
+            # A timer of the loop, not `asyncio.timeout`: this runs for every token of every stream.
+            timer = asyncio.get_running_loop().call_later(timeout_s, self._news.set)
+            self._news.clear()
+            try:
+                await self._news.wait()
+            finally:
+                timer.cancel()
+            return bool(self._chunks) or self.ended
+        await self._wait()
         return True
 
     async def text(self) -> str:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 NDJSON = "application/x-ndjson"
 SERVER_SENT_EVENTS = "text/event-stream"
+PIECES_AT_ONCE = 16
 
 
 class Stream(Response):
@@ -42,11 +43,14 @@ class Stream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        pieces = 0
         async for piece in self._source:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             # uvicorn's send returns at once while there is room, and for ever when the client is gone; a source that
             # always has more would never let anybody else run.
-            await asyncio.sleep(0)
+            pieces += 1
+            if pieces % PIECES_AT_ONCE == 0:
+                await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -139,6 +139,7 @@ class PlanExecutor:
     def _unload(self, name: str) -> None:
         model = self._models.pop(name)
         del self._done_seq[name]
+        mlxlm.synchronize()  # what others have in flight would count as growth below
         weights_bytes, before = model.weights_bytes, self._gauges.active_bytes()
         gone = model.close()
         self._ended.update(gone)

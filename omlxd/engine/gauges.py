@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,9 +53,10 @@ class CpuBackend:
 
     name: str = "cpu"
     slack_bytes: int = CPU_SLACK_BYTES
+    _process: psutil.Process = field(default_factory=psutil.Process)
 
     def footprint_bytes(self) -> int:
-        return int(psutil.Process().memory_info().rss)
+        return int(self._process.memory_info().rss)
 
     def device_cap(self) -> tuple[int, str] | None:
         return None

@@ -255,6 +255,11 @@ class Daemon:
         """The events after this number, then each new one."""
         return self.stream("GET", f"/v1/control/events?since={since}&follow=true")
 
+    def until_event(self, name: str, **fields: Any) -> Any:
+        """The first event of this name with these fields, from the beginning on; waits for it."""
+        with self.events() as events:
+            return events.until(lambda event: event["event"] == name and fields.items() <= event.items())
+
     # What it says
 
     @property

@@ -36,13 +36,13 @@ def test_a_single_model_over_the_limit_ends_its_requests_with_one_error_each_and
     assert len(daemon.log("request_aborted")) == 2
 
     assert daemon.states == {"chat": "loaded"}
-    assert not daemon.log("unloaded")
+    short = daemon.chat("chat", "Hello.", max_tokens=8)
+    assert short.json["usage"]["completion_tokens"] == 8
+    daemon.until_event("level_changed", level_now="ok")  # the record follows the requests' ends
     (decision,) = daemon.log("decision")
     assert (decision["action"], decision["victim"]) == ("abort_requests", "chat")
     assert decision["before_bytes"] > soft >= decision["after_bytes"]
-    short = daemon.chat("chat", "Hello.", max_tokens=8)
-    assert short.json["usage"]["completion_tokens"] == 8
-    assert daemon.status["enforcer"]["level"] == "ok"
+    assert not daemon.log("unloaded")
 
 
 def test_a_limit_below_what_is_loaded_evicts_at_once_without_a_poll(
@@ -100,8 +100,7 @@ def test_all_pinned_and_over_the_limit_is_told_once_and_shown_and_crashes_nothin
 ) -> None:
     pinned = {name: {"path": small(number), "pin": True} for number, name in enumerate(("one", "two"))}
     daemon = daemon_of(pinned, daemon={"max_memory": "1G", "poll_interval": "10ms"})
-    with daemon.events() as events:
-        events.until(lambda event: event["event"] == "daemon_ready")
+    daemon.until_event("daemon_ready")
     refused = daemon.cli("limit", "8M")
     assert refused.returncode == 5
     assert "--force" in refused.stderr

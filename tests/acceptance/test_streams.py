@@ -52,6 +52,7 @@ def test_two_clients_stream_from_two_models_at_the_same_time(
     assert turns > 20, "one stream stood still while the other ran"
 
 
+@pytest.mark.slow
 def test_greedy_text_is_mlx_lms_alone_and_together(
     daemon_of: Callable[..., Daemon], tiny_model: Callable[..., Path]
 ) -> None:

@@ -88,7 +88,7 @@ def models_table(models: Iterable[Mapping[str, Any]]) -> Table:
         table.add_row(
             _word(model["name"]),
             _state(model),
-            _size(model["weights_bytes"] if model["state"] != "unloaded" else None),
+            _size(model["weights_bytes"] if model["state"] not in ("unloaded", "failed") else None),
             _size(model["kv_bytes"] or None),
             _load(model),
             f"{model['tokens_per_s']:.1f}" if model["tokens_per_s"] is not None else NOTHING,

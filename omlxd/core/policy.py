@@ -308,8 +308,11 @@ def _report(case: Case) -> Decision:
         return case.answer("report", None, reason, Outcome.ALL_PINNED, candidates)
     known_bytes = sum(entry.committed_bytes for entry in case.loaded)
     what = f"`{case.loaded[0].name}` is the only loaded model and is idle" if case.loaded else "no model is loaded"
-    rest = format_bytes(max(0, case.pressure_bytes - known_bytes))
-    reason = f"{case.over_text}; {what}, and {rest} are unaccounted for"
+    if known_bytes > case.limits.soft_bytes:
+        rest = f"its weights alone ({format_bytes(case.loaded[0].weights_bytes)}) are more than the limit"
+    else:
+        rest = f"{format_bytes(max(0, case.pressure_bytes - known_bytes))} are unaccounted for"
+    reason = f"{case.over_text}; {what}, and {rest}"
     return case.answer("report", None, reason, Outcome.UNACCOUNTED)
 
 

@@ -32,6 +32,13 @@ class Prompt:
     text: str | None = None
     tokens: tuple[int, ...] | None = None
 
+    @property
+    def characters(self) -> int:
+        """Length of its text; 0 when it came as tokens."""
+        if self.messages is not None:
+            return sum(len(str(message.get("content") or "")) for message in self.messages)
+        return len(self.text or "")
+
     def encode(self, codec: TextCodec) -> tuple[int, ...]:
         """The prompt's tokens, all within the vocabulary; slow for long prompts, so call it in a thread.
 

@@ -11,6 +11,7 @@ from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.refusals import aborted, fresh, shutting_down, weights_alone
 from omlxd.daemon.request import Generation, Prompt, Wish, tokens_left
+from omlxd.daemon.tokenizing import tokenize
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Serving:
         try:
             while not generation.ended:
                 if tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
-                    tokens = await asyncio.to_thread(asked.encode, codec)
+                    tokens = await tokenize(entry.name, asked, codec)
                     generation.prompt_tokens = len(tokens)
                     tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
                 await self.until_loaded(entry, request=generation.id)

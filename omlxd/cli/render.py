@@ -165,7 +165,7 @@ def _header(status: Mapping[str, Any]) -> Text:
 def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
     """The memory bar, the limits with what sets them, and where the API listens."""
     memory, enforcer = status["memory"], status["enforcer"]
-    soft, hard, used = memory["soft_limit"], memory["hard_limit"], memory["used"]
+    soft, hard, used = memory["soft_limit"], memory["hard_limit"], _compared(status)
     level = Text(enforcer["level"], style=_LEVEL_STYLES.get(enforcer["level"], "yellow"))
     decisions = "1 decision" if enforcer["decisions"] == 1 else f"{enforcer['decisions']} decisions"
     if soft:
@@ -178,9 +178,11 @@ def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
     second = Text(_plain(f"{limits} · ")).append_text(level)
     long, short = _plain(f" · policy {enforcer['policy']}, {decisions}"), _plain(f" · {decisions}")
     second.append(long if len(second) + len(long) <= width else short)
-    extra = _plain(f" · peak {format_bytes(memory['peak'])}, cache {format_bytes(memory['cache'])}")
+    outside = memory["used"] - used
+    extra = f" · {format_bytes(outside)} more outside MLX" if outside else ""
+    extra = _plain(f"{extra} · peak {format_bytes(memory['peak'])}, cache {format_bytes(memory['cache'])}")
     first = Text("memory  ")
-    bar = _bar(memory, max(10, min(60, width - len(first) - len(words) - 2)))
+    bar = _bar(memory, used, max(10, min(60, width - len(first) - len(words) - 2)))
     first.append_text(bar).append(f" {words}")
     if len(first) + len(extra) <= width:
         first.append(extra)
@@ -188,9 +190,15 @@ def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
     return Group(first, second, *api)
 
 
-def _bar(memory: Mapping[str, Any], cells: int) -> Text:
+def _compared(status: Mapping[str, Any]) -> int:
+    """The bytes that the policy compares with the limits: `reference` takes live MLX arrays alone."""
+    key = "active" if status["enforcer"]["policy"] == "reference" else "used"
+    return int(status["memory"][key])
+
+
+def _bar(memory: Mapping[str, Any], used: int, cells: int) -> Text:
     """Used, soft and hard on one scale; a far-away hard limit would hide the rest, so the scale ends before it."""
-    soft, hard, used = memory["soft_limit"], memory["hard_limit"], memory["used"]
+    soft, hard = memory["soft_limit"], memory["hard_limit"]
     scale = min(hard, soft * 3 // 2) if soft and hard else soft or memory["system_total"]
     scale = max(scale, used, 1)
     utf8 = output.is_utf8(sys.stdout)

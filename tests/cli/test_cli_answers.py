@@ -41,6 +41,15 @@ def test_status_says_why_memory_stays_over_the_limit(omlxd: Omlxd, fake: FakeDae
     assert "all 2 loaded models are pinned" in omlxd("status").stdout
 
 
+def test_status_draws_what_the_policy_compares_and_names_the_rest_apart(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    body = STATUS.to_json()
+    body["memory"] |= {"active": 100 * MIB, "used": 309 * MIB, "soft_limit": 200 * MIB}
+    fake.routes["GET /v1/control/status"] = as_json(body)
+    line = next(line for line in omlxd("status", COLUMNS="140").stdout.splitlines() if line.startswith("memory"))
+    assert "100 MiB of 200 MiB (50 %)" in line
+    assert "209 MiB more outside MLX" in line
+
+
 def test_status_of_a_daemon_without_limit_or_models(omlxd: Omlxd, fake: FakeDaemon, golden: Golden) -> None:
     body = STATUS.to_json() | {"models": [], "requests": [], "recent_decisions": [], "backend": None, "api": None}
     body["memory"] |= {"soft_limit": 0, "hard_limit": 0}

@@ -179,13 +179,14 @@ def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
     long, short = _plain(f" · policy {enforcer['policy']}, {decisions}"), _plain(f" · {decisions}")
     second.append(long if len(second) + len(long) <= width else short)
     outside = memory["used"] - used
-    extra = f" · {format_bytes(outside)} more outside MLX" if outside else ""
-    extra = _plain(f"{extra} · peak {format_bytes(memory['peak'])}, cache {format_bytes(memory['cache'])}")
+    extras = [f" · {format_bytes(outside)} more outside MLX"] if outside else []
+    extras.append(f" · peak {format_bytes(memory['peak'])}, cache {format_bytes(memory['cache'])}")
     first = Text("memory  ")
     bar = _bar(memory, used, max(10, min(60, width - len(first) - len(words) - 2)))
     first.append_text(bar).append(f" {words}")
-    if len(first) + len(extra) <= width:
-        first.append(extra)
+    for extra in map(_plain, extras):
+        if len(first) + len(extra) <= width:
+            first.append(extra)
     api = [Text(f"api     http://{status['api']}")] if status.get("api") else []
     return Group(first, second, *api)
 

@@ -93,7 +93,7 @@ def _report(model: ModelSettings, soft_bytes: int) -> ModelReport:
     folder: Path | None = None
     try:
         folder = model_folder(model)
-        files = read_model_folder(folder)
+        files = read_model_folder(folder, thorough=True)
     except OmlxError as failed:
         problem = f"{failed.message}; {failed.hint}" if failed.hint else failed.message
         exists = failed.details.get("kind") not in ("missing_folder", "not_downloaded")

@@ -2,8 +2,8 @@
 
 All that can be known about a model before memory is promised to it, from config.json and the safetensors headers.
 Whatever the files hold, only an `OmlxError` comes out; `LoadFailed.details["kind"]` is one of missing_folder,
-not_a_folder, no_config, bad_config, no_weights, truncated_shard, missing_shard, bad_header, no_tokenizer,
-not_downloaded.
+not_a_folder, no_config, bad_config, unsupported_model, no_weights, truncated_shard, missing_shard, bad_header,
+no_tokenizer, bad_tokenizer, not_downloaded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from omlxd.core.errors import LoadFailed, NotPermitted
 from omlxd.core.estimate import weights_bytes
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.wording import shown
+from omlxd.daemon.model_support import installed_architectures, wrong_number
 from omlxd.daemon.safetensors_header import read_header
 
 _MAX_JSON_BYTES: Final = 2**26  # the index of the largest published models has a few MB
+_QUICK_JSON_BYTES: Final = 2**20  # parsed in 10 ms; ten times that would hold up every load
 _SHARD = re.compile(r"model.*\.safetensors")  # what mlx-lm loads
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
 _TOKENIZER_FILES: Final = frozenset(
@@ -66,8 +68,12 @@ class ModelFiles:
     tensors: int
 
 
-def read_model_folder(path: str | Path) -> ModelFiles:
+def read_model_folder(path: str | Path, *, thorough: bool = False) -> ModelFiles:
     """What the folder holds.
+
+    Args:
+        path: the folder.
+        thorough: also parse a large tokenizer.json (100 ms for 10 MB), of which otherwise only the start is seen.
 
     Raises:
         LoadFailed: it does not hold a whole model; `details["kind"]` says which part, the hint what to do.
@@ -82,6 +88,7 @@ def read_model_folder(path: str | Path) -> ModelFiles:
             raise _failed(
                 "no_tokenizer", folder, "has no tokenizer", "fetch tokenizer.json from where the model is from"
             )
+        _require_tokenizer_objects(folder, names, thorough)
         return ModelFiles(
             path=folder,
             config=config,
@@ -181,7 +188,30 @@ def _config(folder: Path, names: frozenset[str]) -> dict[str, Any]:
         raise _failed("bad_config", folder, "has a config.json without `model_type`", _REFETCH)
     if model_type != shown(model_type):
         raise _failed("bad_config", folder, f"has an impossible `model_type`: `{shown(model_type)}`", _REFETCH)
+    if wrong := wrong_number(config):
+        what = f"has a config.json whose `{wrong[0]}` is not a positive number: `{shown(json.dumps(wrong[1])[:40])}`"
+        raise _failed("bad_config", folder, what, _REFETCH)
+    installed = installed_architectures()
+    # A `model_file` is code from the folder, which the engine refuses in its own words.
+    if installed is not None and "model_file" not in config and not installed.support(config):
+        what = f"has the model type `{shown(model_type)}`, which the installed mlx-lm does not support"
+        raise _failed("unsupported_model", folder, what, "upgrade mlx-lm, or choose another model")
     return config
+
+
+def _require_tokenizer_objects(folder: Path, names: frozenset[str], thorough: bool) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = folder / name
+        if name not in names or not path.is_file():
+            continue
+        size_bytes = path.stat().st_size
+        if size_bytes <= (_MAX_JSON_BYTES if thorough else _QUICK_JSON_BYTES):
+            _json(path, "bad_tokenizer")
+            continue
+        with path.open("rb") as file:
+            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+        if not start.startswith(b"{"):
+            raise _failed("bad_tokenizer", path, "does not hold a JSON object", _REFETCH)
 
 
 def _headers(folder: Path, names: frozenset[str]) -> list[dict[str, Any]]:
@@ -244,7 +274,7 @@ def _advice_without_weights(names: frozenset[str]) -> str:
     return "name the folder of an mlx-lm model, or fetch its weights"
 
 
-_KIND_WHEN_ABSENT: Final = {"bad_config": "no_config", "bad_header": "missing_shard"}
+_KIND_WHEN_ABSENT: Final = {"bad_config": "no_config", "bad_header": "missing_shard", "bad_tokenizer": "no_tokenizer"}
 _REFETCH: Final = "the file is damaged; fetch it again"
 
 

@@ -19,6 +19,7 @@ from omlxd.core.estimate import weights_bytes
 from omlxd.core.manifest import ModelSettings
 from omlxd.daemon.manifest_file import check_models, parse_manifest
 from omlxd.daemon.model_files import folder_fingerprint, hub_cache, model_folder, read_model_folder
+from omlxd.daemon.model_support import architectures_in
 
 CONFIG = {"model_type": "llama", "vocab_size": 260, "max_position_embeddings": 2048, "hidden_size": 8}
 WEIGHTS = {"embed.weight": ("F32", [260, 8]), "norm.weight": ("BF16", [8]), "scale": ("U32", [])}
@@ -109,8 +110,7 @@ def test_a_tensor_that_stands_in_two_files_is_loaded_once() -> None:
     [
         ({"n_positions": 1024, "vocab_size": 5}, 1024, 5),
         ({"text_config": {"max_position_embeddings": 4096, "vocab_size": 7}}, 4096, 7),
-        ({"max_position_embeddings": "4096", "vocab_size": True}, None, None),
-        ({"max_position_embeddings": -1, "text_config": [1]}, None, None),
+        ({"max_position_embeddings": -1, "text_config": [1], "vocab_size": None}, None, None),
         ({"max_position_embeddings": 1e6, "vocab_size": 10**30}, None, None),
         ({}, None, None),
     ],
@@ -118,7 +118,7 @@ def test_a_tensor_that_stands_in_two_files_is_loaded_once() -> None:
 def test_context_and_vocabulary_are_read_where_the_config_says_them(
     folder: Path, config: dict[str, object], context_length: int | None, vocab_size: int | None
 ) -> None:
-    (folder / "config.json").write_text(json.dumps({"model_type": "x", **config}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     files = read_model_folder(folder)
     assert (files.context_length, files.vocab_size) == (context_length, vocab_size)
 
@@ -128,6 +128,10 @@ def replace_by(name: str, content: bytes | str) -> Callable[[Path], None]:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
     return damage
+
+
+def config_with(**changes: object) -> Callable[[Path], None]:
+    return replace_by("config.json", json.dumps(CONFIG | changes))
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -226,6 +230,17 @@ WHOLE = safetensors(WEIGHTS)
         (without("tokenizer.json"), "no_tokenizer", "has no tokenizer"),
         (dangling("tokenizer.json"), "no_tokenizer", "has no tokenizer"),
         (folder_in_place_of("tokenizer.json"), "no_tokenizer", "has no tokenizer"),
+        (replace_by("tokenizer.json", "junk"), "bad_tokenizer", "is not JSON"),
+        (replace_by("tokenizer.json", "junk" * 2**19), "bad_tokenizer", "does not hold a JSON object"),
+        (replace_by("tokenizer.json", "[]"), "bad_tokenizer", "does not hold a JSON object"),
+        (replace_by("tokenizer_config.json", '{"a":'), "bad_tokenizer", "is not JSON"),
+        (config_with(model_type="frobnicate"), "unsupported_model", "the model type `frobnicate`"),
+        (config_with(model_type="../../os"), "unsupported_model", "the model type `../../os`"),
+        (config_with(vocab_size="x"), "bad_config", "`vocab_size` is not a positive number: `\"x\"`"),
+        (config_with(hidden_size=0), "bad_config", "`hidden_size` is not a positive number: `0`"),
+        (config_with(num_hidden_layers=[1]), "bad_config", "`num_hidden_layers` is not"),
+        (config_with(head_dim=True), "bad_config", "`head_dim` is not a positive number: `true`"),
+        (config_with(text_config={"intermediate_size": {}}), "bad_config", "`text_config.intermediate_size` is not"),
     ],
 )  # fmt: skip
 def test_each_damage_has_its_kind_its_words_and_a_hint(
@@ -235,6 +250,49 @@ def test_each_damage_has_its_kind_its_words_and_a_hint(
     failed = failure(folder)
     assert failed.details["kind"] == kind
     assert says in failed.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mistral"},  # another type's module
+        {"model_type": "phi-msft"},
+        {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]},
+        {"architectures": [3, None]},
+        {"intermediate_size": [8, 16], "num_key_value_heads": [1, 2], "head_dim": None},  # one value a layer
+        {"num_attention_heads": 0, "vocab_size": 260.0},
+        {"eos_token_id": [1, 2], "hidden_size": None},
+        {"model_type": "own", "model_file": "own.py"},  # refused by the engine, in its own words
+    ],
+    ids=str,
+)
+def test_an_odd_config_that_mlx_lm_may_load_is_left_to_it(folder: Path, changes: dict[str, object]) -> None:
+    config_with(**changes)(folder)
+    assert read_model_folder(folder, thorough=True).weights_bytes == WEIGHTS_BYTES
+
+
+def test_every_type_of_the_installed_mlx_lm_passes(folder: Path) -> None:
+    utils = pytest.importorskip("mlx_lm.utils")
+    for model_type in (*utils.MODEL_REMAPPING, "llama", "qwen3", "gemma3"):
+        config_with(model_type=model_type)(folder)
+        read_model_folder(folder)
+
+
+def test_an_mlx_lm_that_looks_different_forbids_nothing(tmp_path: Path) -> None:
+    assert architectures_in(tmp_path) is None
+    (tmp_path / "models").mkdir()
+    (tmp_path / "utils.py").write_text("def models(): ...")
+    assert architectures_in(tmp_path) is None
+    (tmp_path / "utils.py").write_text("MODEL_REMAPPING = {")
+    assert architectures_in(tmp_path) is None
+
+
+def test_a_large_tokenizer_is_read_whole_only_by_check(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"a": "' + "x" * 2**20)
+    assert read_model_folder(folder).tensors == 3
+    (report,) = check_models(parse_manifest(f"[models.a]\npath = '{folder}'", "/m"))
+    (problem,) = report.problems
+    assert problem.endswith("is not JSON; the file is damaged; fetch it again")
 
 
 def test_a_file_in_place_of_the_folder_is_told_apart(folder: Path) -> None:

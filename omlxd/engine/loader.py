@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SLICE_BYTES = 64 * MIB
 """7 ms a slice on a fast disk; 256 MiB load 10 % faster and stop four times later."""
 
+# Not `omlxd check`: the daemon has looked at all that it looks at before it ordered the load.
+_AGAIN = "download the model again, or choose another conversion of it"
+
 
 @dataclass
 class LoadedModel:
@@ -122,6 +125,8 @@ class SlicedLoad:
             )
             codec.encode_text("warm up")  # also proves that it works
         except Exception as error:  # tokenizers raise their own kinds, down to plain Exception
+            if not all((folder / name).is_file() for name, *_ in stamp):
+                raise _disappeared(self.order) from None  # without the files mlx-lm takes the path for a hub name
             raise LoadFailed(
                 f"cannot load `{self.order.model}`: the tokenizer cannot be used: {_one_line(error)}",
                 hint="download the tokenizer files of the model again",
@@ -180,6 +185,8 @@ def _context_length(config: dict[str, Any], max_context: int | None) -> int | No
 def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     """What went wrong with a folder, in one sentence, from the exceptions mlx-lm is known to raise."""
     text = _one_line(error)
+    if not Path(order.path).is_dir():
+        return _disappeared(order)
     if isinstance(error, ImportError):
         return EngineFailed(f"cannot load `{order.model}`: {text}", hint="install what is missing and restart omlxd")
     if isinstance(error, MemoryError) or "out of memory" in text.lower():
@@ -188,35 +195,41 @@ def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     return LoadFailed(f"cannot load `{order.model}`: {what}", hint=hint, details={"kind": kind, "path": order.path})
 
 
+def _disappeared(order: LoadOrder) -> LoadFailed:
+    return LoadFailed(
+        f"the files of `{order.model}` disappeared while it was loaded",
+        hint=f"put the model back at `{order.path}`, then load it again",
+        details={"kind": "missing_folder", "path": order.path},
+    )
+
+
 def _explain_folder(error: BaseException, text: str) -> tuple[str, str, str]:
     """Kind, sentence and next step for an error that the folder's files caused."""
-    check = "check the folder with `omlxd check`"
     if isinstance(error, FileNotFoundError):
-        return "missing_file", text, check
+        return "missing_file", text, _AGAIN
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-        return "bad_config", f"`config.json` cannot be read: {text}", check
+        return "bad_config", f"`config.json` cannot be read: {text}", _AGAIN
     if isinstance(error, ValueError):
-        return _explain_value_error(text, check)
+        return _explain_value_error(text)
     if isinstance(error, RuntimeError):
         again = "the file may be truncated or damaged: download it again"
         return "bad_weights", f"the weights cannot be read: {text}", again
     if isinstance(error, OSError):
         return "unreadable", text, "check the permissions and the disk"
-    return "bad_config", f"`config.json` lacks a field or has a wrong one: {text}", check
+    return "bad_config", f"`config.json` lacks a field or has a wrong one: {text}", _AGAIN
 
 
-def _explain_value_error(text: str, check: str) -> tuple[str, str, str]:
+def _explain_value_error(text: str) -> tuple[str, str, str]:
     if "Model type" in text and "not supported" in text:
         model_type = text.partition("Model type ")[2].partition(" not supported")[0]
         what = f"this version of mlx-lm does not support the model type `{model_type}`"
         return "unsupported_model", what, "upgrade mlx-lm, or choose another model"
     if "parameter" in text:
-        again = "download the model again"
-        return "weights_mismatch", f"the weights do not match `config.json` (a shard may be missing): {text}", again
+        return "weights_mismatch", f"the weights do not match `config.json` (a shard may be missing): {text}", _AGAIN
     if "custom module" in text:
         what = "the model wants to run code from its folder, which omlxd never does"
         return "remote_code", what, "choose a conversion of the model that needs no code of its own"
-    return "bad_model", text, check
+    return "bad_model", text, _AGAIN
 
 
 def _one_line(error: BaseException) -> str:

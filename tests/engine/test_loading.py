@@ -12,6 +12,7 @@ import pytest
 
 from omlxd.core.errors import DoesNotFit, LoadCancelled, LoadFailed
 from omlxd.core.states import FinishReason
+from omlxd.engine import mlxlm
 from omlxd.engine.protocol import (
     MIB,
     EngineLimits,
@@ -202,9 +203,33 @@ def test_a_broken_folder_ends_in_a_clear_error_and_costs_nobody_anything(
     assert isinstance(ended.error, LoadFailed), ended.error
     assert ended.error.details["kind"] == kind, ended.error
     assert ended.error.hint
+    assert "omlxd check" not in ended.error.hint, "the daemon has checked the folder before it ordered the load"
     assert "Traceback" not in str(ended.error)
     assert abs(active(driver) - before) < NOTHING
     assert driver.run(generation("r", "good", [5, 6], 4))["r"][1] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("goes", [shutil.rmtree, lambda folder: (folder / "tokenizer.json").unlink()])
+def test_files_that_disappear_during_a_load_are_said_to_have_disappeared(
+    goes: Callable[[Path], object],
+    driver: Driver,
+    tiny_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(shutil.copytree(tiny_model(), tmp_path / "model"))
+    load_tokenizer = mlxlm.load_tokenizer
+
+    def too_late(path: Path, config: dict[str, object]) -> object:
+        goes(path)
+        return load_tokenizer(path, config)
+
+    monkeypatch.setattr(mlxlm, "load_tokenizer", too_late)
+    ended = driver.load("x", folder)
+    assert isinstance(ended, LoadEnded)
+    assert isinstance(ended.error, LoadFailed)
+    assert ended.error.message == "the files of `x` disappeared while it was loaded"
+    assert ended.error.details["kind"] == "missing_folder"
 
 
 def test_a_folder_with_glob_characters_in_its_name_loads(

@@ -79,7 +79,10 @@ def one_line(value: Any) -> str:
 def _pairs(fields: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for key, value in fields.items():
-        if isinstance(value, Mapping):
+        if key == "error" and isinstance(value, Mapping) and value.get("message"):
+            # The sentence has the numbers in words; hint and details are for `--json`.
+            found.append(f"{prefix}{one_line(value['message'])} ({one_line(value.get('code', '?'))})")
+        elif isinstance(value, Mapping):
             found += _pairs({k: v for k, v in value.items() if v is not None}, f"{prefix}{key}.")
         else:
             name, text = _readable(key, value)

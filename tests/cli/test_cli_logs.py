@@ -129,6 +129,12 @@ def test_every_event_makes_one_line_whatever_it_carries(event: EventName) -> Non
     assert "\x1b" not in line
 
 
+def test_an_error_is_its_sentence_and_its_code_and_no_list_of_details() -> None:
+    error = {"code": "load_failed", "message": "`/m` has no config.json", "hint": "look", "details": {"kind": "x"}}
+    line = event_line({"event": "request_failed", "level": "warning", "ts": TS, "model": "big", "error": error})
+    assert line.endswith("warning request_failed   big `/m` has no config.json (load_failed)")
+
+
 def test_a_decision_is_a_sentence() -> None:
     assert decision_sentence(DECISION).startswith("unloaded `small` (48.0 MiB freed): active memory 450 MiB is")
     assert decision_sentence(DECISION).endswith("→ 402 MiB")

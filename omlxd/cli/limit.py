@@ -9,6 +9,7 @@ import typer
 from omlxd.cli import output
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json
+from omlxd.core.errors import InvalidRequest
 from omlxd.core.units import format_bytes, parse_size
 
 
@@ -30,6 +31,8 @@ def limit(
         else:
             output.data(limits_line(status["memory"]))
         return
+    if size.startswith("-") and not size[1:2].isdecimal():
+        raise InvalidRequest(f"no such option: {size}", hint="`omlxd limit --help`")
     check_size(size)
     body = {"max_memory": size, "force": force}
     answer = client.call("PATCH", "/v1/control/limits", body, timeout_s=None)

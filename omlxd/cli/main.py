@@ -72,7 +72,9 @@ def build(commands: Iterable[str] = COMMANDS) -> typer.Typer:
         if name == "ps":
             app.command("ps", help="The same as `status`.")(module.status)
         else:
-            app.command(name)(getattr(module, name))
+            # A negative size is a wrong size and not an unknown option.
+            settings = {"ignore_unknown_options": True} if name == "limit" else None
+            app.command(name, context_settings=settings)(getattr(module, name))
     return app
 
 

@@ -112,6 +112,8 @@ def test_an_answer_that_is_no_error_object_is_still_an_error(omlxd: Omlxd, fake:
         (["run"], "missing argument `MODEL`", "`omlxd run --help`"),
         (["status", "--fast"], "no such option: --fast", "`omlxd status --help`"),
         (["limit", "8Q"], "`8Q` is not a size", "write `8G`"),
+        (["limit", "-5"], "`-5` is not a size", "write `8G`"),
+        (["limit", "--fast"], "no such option: --fast", "`omlxd limit --help`"),
         (["start", "--max-memory", "lots"], "`lots` is not a size", "write `8G`"),
         (["start", "--hard-limit", "-1G"], "`-1G` is not a size", "write `8G`"),
         (["start", "--policy", "kind"], "invalid value for `--policy`", "`omlxd start --help`"),

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from omlxd.cli.holder import holder_of
 from omlxd.core.errors import DaemonNotRunning, NotPermitted, OmlxError, Unreachable, from_json
-from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES
+from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 ANSWER_TIMEOUT_S: Final = 10.0
 
@@ -141,9 +142,9 @@ def connected(socket_path: Path, timeout_s: float | None) -> socket.socket:
     """A connection to the daemon's socket.
 
     Raises:
-        DaemonNotRunning: there is no socket, or nobody listens.
+        DaemonNotRunning: there is no socket, or nobody listens, and nobody holds the home's lock.
         NotPermitted: it belongs to somebody else.
-        Unreachable: it is there and does not accept.
+        Unreachable: it is there and does not accept, or the lock is held (`details["holder_pid"]`).
     """
     if len(str(socket_path).encode()) > MAX_SOCKET_PATH_BYTES:
         raise DaemonNotRunning(
@@ -157,7 +158,7 @@ def connected(socket_path: Path, timeout_s: float | None) -> socket.socket:
     except BaseException as error:
         connection.close()
         if isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
-            raise DaemonNotRunning("the daemon is not running", hint="`omlxd start`") from error
+            raise _nobody_listens(socket_path) from error
         if isinstance(error, PermissionError):
             raise NotPermitted(
                 f"`{socket_path}` may not be opened",
@@ -170,6 +171,19 @@ def connected(socket_path: Path, timeout_s: float | None) -> socket.socket:
             ) from error
         raise
     return connection
+
+
+def _nobody_listens(socket_path: Path) -> OmlxError:
+    """Not running; or running and out of reach: it has just begun, it ends, or its socket was removed."""
+    holder = holder_of(Home(socket_path.parent).lock)
+    if holder is None:
+        return DaemonNotRunning("the daemon is not running", hint="`omlxd start`")
+    who = f" (pid {holder.pid})" if holder.pid else ""
+    return Unreachable(
+        f"the daemon{who} holds the lock but does not answer",
+        hint="it may be starting or ending; if it stays like this, `omlxd stop` ends it",
+        details={"holder_pid": holder.pid},
+    )
 
 
 def _error_of(answer: http.client.HTTPResponse) -> OmlxError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -10,10 +12,11 @@ import typer
 
 from omlxd.cli import output
 from omlxd.cli.client import Client
+from omlxd.cli.holder import holder_of, is_held
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
-from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, is_held, start_detached, wait_until_gone
-from omlxd.core.errors import DaemonNotRunning, OmlxError, Unreachable
+from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
+from omlxd.core.errors import DaemonNotRunning, NotPermitted, OmlxError, Unreachable
 from omlxd.core.memory import Policy
 from omlxd.core.units import format_bytes
 from omlxd.daemon.home import Home
@@ -99,16 +102,32 @@ def ready_line(ready: dict[str, Any], client: Client) -> str:
 
 def _stop(home: Home, client: Client, *, now: bool) -> int:
     try:
-        answer = client.call("POST", "/v1/control/stop", {"now": now})
+        pid = int(client.call("POST", "/v1/control/stop", {"now": now})["pid"])
     except Unreachable as error:
-        pid = _pid_in(home.lock)
-        raise Unreachable(error.message, hint=f"`kill -9 {pid}` ends it" if pid else error.hint) from error
-    pid = int(answer["pid"])
+        holder = holder_of(home.lock)
+        if holder is None or holder.pid is None:
+            raise
+        pid = holder.pid
+        if "holder_pid" not in error.details:  # it has a socket, and is stuck behind it
+            raise Unreachable(error.message, hint=f"`kill -9 {pid}` ends it") from error
+        _signal(pid, now=now)
     if not now:
         _wait_for_drain(home, client)
     if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
         raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
     return pid
+
+
+def _signal(pid: int, *, now: bool) -> None:
+    """Ask a daemon without a socket; asked a second time it does not wait for requests."""
+    # Two kinds, since the kernel keeps only one of a kind until the process has seen it.
+    for number in (signal.SIGTERM, signal.SIGINT) if now else (signal.SIGTERM,):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            raise NotPermitted(f"the daemon (pid {pid}) belongs to another user", hint="ask its owner") from error
 
 
 def _wait_for_drain(home: Home, client: Client) -> None:
@@ -133,11 +152,3 @@ def _requests_left(client: Client) -> str:
     except (OmlxError, KeyError):
         return "the last work is"
     return "1 request is" if count == 1 else f"{count} requests are"
-
-
-def _pid_in(lock: Path) -> int | None:
-    try:
-        text = lock.read_text("ascii").strip()
-    except (OSError, ValueError):
-        return None
-    return int(text) if text.isdigit() else None

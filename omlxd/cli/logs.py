@@ -17,6 +17,7 @@ from omlxd.cli import output
 from omlxd.cli.invocation import home_of
 from omlxd.cli.sentences import event_line
 from omlxd.core.errors import NotPermitted, OmlxError
+from omlxd.daemon.files import require_regular
 
 LOOK_AGAIN_S: Final = 0.1
 _COLOURS: Final = {"warning": "33", "error": "31", "debug": "2"}
@@ -30,6 +31,7 @@ def logs(
 ) -> None:
     """Show the daemon's log."""
     path = home_of(context).log
+    require_regular(path)
     if not follow and not path.exists():
         raise OmlxError(f"there is no log at `{path}`", hint="`omlxd start` begins one")
     for line in _last_and_new(path, lines, follow=follow):

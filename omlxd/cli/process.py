@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -15,11 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import omlxd
+from omlxd.cli.holder import is_held
 from omlxd.core.errors import ManifestInvalid, StartFailed, from_json
+from omlxd.daemon.files import cannot_write, open_regular
 from omlxd.daemon.home import Home
 
 READY_TIMEOUT_S: Final = 120.0
 POLL_S: Final = 0.05
+GIVEN_UP_S: Final = 10.0
 _TAIL_BYTES: Final = 4000
 _LARGEST_ERR_BYTES: Final = 2**20
 
@@ -64,30 +66,31 @@ def start_detached(home: Home, options: StartOptions) -> dict[str, Any]:
 
     require_manifest(options.path(home))
     prepare_home(home)
+    process = None
     with _err_file(home.daemon_err) as err:
         err_start = err.tell()
         reader, writer = os.pipe()
         try:
-            process = subprocess.Popen(
-                [*options.arguments(home), "--ready-fd", str(writer)],
-                stdin=subprocess.DEVNULL,
-                stdout=err,
-                stderr=err,
-                cwd=home.root,
-                env=environment(),
-                pass_fds=[writer],
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [*options.arguments(home), "--ready-fd", str(writer)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=err,
+                    stderr=err,
+                    cwd=home.root,
+                    env=environment(),
+                    pass_fds=[writer],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writer)  # or the end of the daemon would never be the end of the pipe
+            line = _first_line(reader)
+        except BaseException:  # Ctrl-C too: nobody is left who would know of it
+            if process is not None:
+                _give_up(process)
+            raise
         finally:
-            os.close(writer)  # or the end of the daemon would never be the end of the pipe
-    try:
-        line = _first_line(reader)
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    finally:
-        os.close(reader)
+            os.close(reader)
     ready = _parsed(line)
     if ready is None:
         raise _died(process.wait(), home.daemon_err, err_start)
@@ -121,18 +124,6 @@ def wait_until_gone(home: Home, pid: int, *, timeout_s: float) -> bool:
     return True
 
 
-def is_held(lock: Path) -> bool:
-    """Whether a daemon lives: it holds this lock from before its socket exists until it is gone."""
-    try:
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def is_alive(pid: int) -> bool:
     """Whether the process runs; one that has ended counts as gone even when nobody has asked for its status yet."""
     try:
@@ -160,9 +151,22 @@ def environment() -> dict[str, str]:
 
 def _err_file(path: Path) -> Any:
     """Opened for appending: a start that fails must not wipe what a running daemon wrote."""
-    if path.exists() and path.stat().st_size > _LARGEST_ERR_BYTES:
-        path.replace(path.with_name(path.name + ".1"))
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+    try:
+        if path.exists() and path.stat().st_size > _LARGEST_ERR_BYTES:
+            path.replace(path.with_name(path.name + ".1"))
+        return os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+    except OSError as error:
+        raise cannot_write(error, path) from error
+
+
+def _give_up(process: subprocess.Popen[bytes]) -> None:
+    """End a daemon that nobody waits for any more; one that does not listen is killed, at a second Ctrl-C at once."""
+    process.terminate()
+    try:
+        process.wait(GIVEN_UP_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
 
 
 def _first_line(reader: int) -> bytes:

@@ -23,6 +23,7 @@ from omlxd.core.states import DaemonState
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.doors import front_door
+from omlxd.daemon.files import require_regular
 from omlxd.daemon.front_door import TcpRules
 from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
@@ -209,6 +210,7 @@ def _signals(stop: StopOrder) -> Iterator[None]:
 
 def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventBus:
     settings = manifest.daemon
+    require_regular(config.home.log)
     log = EventLog(
         config.home.log,
         max_bytes=settings.log_max_size_bytes,

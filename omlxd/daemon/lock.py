@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from omlxd.core.errors import AlreadyRunning, NotPermitted
+from omlxd.core.errors import AlreadyRunning
+from omlxd.daemon.files import cannot_write, open_regular
 
 
 class HomeLock:
@@ -18,15 +19,15 @@ class HomeLock:
 
     Raises:
         AlreadyRunning: another process holds it.
-        NotPermitted: the file cannot be opened.
+        NotPermitted, StartFailed: the file cannot be opened, or is no regular file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd: int | None = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise NotPermitted(f"the lock file `{path}` cannot be opened ({error.strerror})") from None
+            raise cannot_write(error, path) from None
         if not _locked(self._fd):
             pid = _pid_in(self._fd)
             os.close(self._fd)

@@ -16,7 +16,9 @@ from typing import Any
 
 import tomli_w
 
+from omlxd.core.errors import StartFailed
 from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.daemon.files import open_regular
 
 SCHEMA = 1
 
@@ -87,10 +89,11 @@ class StateFile:
     def load(self) -> SavedState:
         """Read the file; damaged, it is moved to `state.toml.damaged` with a warning."""
         try:
-            self.state = parse_state(self.path.read_text(encoding="utf-8"))
+            with os.fdopen(open_regular(self.path, os.O_RDONLY), encoding="utf-8") as file:
+                self.state = parse_state(file.read())
         except FileNotFoundError:
             self.state = SavedState()
-        except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        except (OSError, StartFailed, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
             self._move_aside(error)
             self.state = SavedState()
         return self.state
@@ -168,7 +171,8 @@ def render_state(state: SavedState) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file as a whole: after a crash it is the old or the new one, never half of either."""
     beside = path.with_name(path.name + ".new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    beside.unlink(missing_ok=True)  # whatever it is: a pipe would be waited for
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

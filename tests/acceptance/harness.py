@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omlxd.cli.process import is_held
+from omlxd.cli.holder import is_held
 from tests.fakes.wire import Answer, UnixConnection
 
 T = TypeVar("T")

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from omlxd.cli import process
-from omlxd.cli.process import StartOptions, is_held, start_detached, wait_until_gone
+from omlxd.cli.holder import is_held
+from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
 from omlxd.core.errors import AlreadyRunning, ManifestInvalid, StartFailed
 from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
@@ -172,3 +173,124 @@ def test_restart_without_a_manifest_has_already_said_that_nothing_ran(omlxd: Oml
     done = omlxd("restart")
     assert done.returncode == 78
     assert done.stderr.startswith("the daemon was not running\nerror: the manifest")
+
+
+# A daemon that holds the lock and has no socket
+
+SILENT = """
+import fcntl, os, signal, sys
+lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.write(lock, f"{os.getpid()}\\n".encode())
+asked = []
+def end(number, frame):
+    asked.append(number)
+    if len(asked) == int(sys.argv[2]):
+        os._exit(0)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, end)
+print("held", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def silent(home: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """A process that holds the home's lock, listens nowhere, and ends at the so manieth signal."""
+    started: list[subprocess.Popen[str]] = []
+
+    def make(signals: int = 1) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SILENT, str(home / "omlxd.lock"), str(signals)]
+        made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(made)
+        assert made.stdout is not None
+        assert made.stdout.readline() == "held\n"
+        return made
+
+    yield make
+    for each in started:
+        each.kill()
+        each.communicate()
+
+
+@pytest.mark.parametrize("command", ["status", "status --json", "limit 1G", "pin chat"])
+def test_who_holds_the_lock_and_does_not_listen_is_named_with_the_way_out(
+    omlxd: Omlxd, silent: Callable[..., subprocess.Popen[str]], command: str
+) -> None:
+    holder = silent()
+    done = omlxd(*command.split())
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr.startswith(f"error: the daemon (pid {holder.pid}) holds the lock but does not answer\n")
+    assert "`omlxd stop`" in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "signals"), [(["stop"], 1), (["stop", "--now"], 2)])
+def test_stop_ends_who_holds_the_lock_even_without_a_socket(
+    omlxd: Omlxd, home: Path, silent: Callable[..., subprocess.Popen[str]], arguments: list[str], signals: int
+) -> None:
+    holder = silent(signals)
+    done = omlxd(*arguments)
+    assert (done.returncode, done.stdout) == (0, f"omlxd stopped (pid {holder.pid})\n")
+    assert not is_held(home / "omlxd.lock")
+    assert omlxd("stop").returncode == 3
+
+
+def test_restart_ends_who_holds_the_lock_before_it_starts(
+    omlxd: Omlxd, silent: Callable[..., subprocess.Popen[str]]
+) -> None:
+    holder = silent()
+    done = omlxd("restart")
+    assert done.returncode == 78
+    assert "not running" not in done.stderr
+    assert holder.wait(30) == 0
+
+
+def test_a_pid_in_a_lock_that_nobody_holds_is_never_signalled(omlxd: Omlxd, home: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        (home / "omlxd.lock").write_text(f"{stranger.pid}\n")
+        assert omlxd("stop", "--now").returncode == 3
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+    assert stranger.returncode == 0
+
+
+# Something else under our files' names
+
+
+@pytest.mark.parametrize("name", ["omlxd.lock", "logs/omlxd.jsonl", "logs/daemon.err"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_what_is_in_the_way_of_a_file_of_ours_is_named_and_not_waited_for(
+    omlxd: Omlxd, home: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
+    (home / "logs").mkdir()
+    make(home / name)
+    done = omlxd("start")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: `{home / name}` is in the way: it is not a regular file\nhint: ")
+    assert not is_held(home / "omlxd.lock")
+
+
+def test_logs_do_not_wait_for_a_pipe(omlxd: Omlxd, home: Path) -> None:
+    (home / "logs").mkdir()
+    os.mkfifo(home / "logs" / "omlxd.jsonl")
+    assert "not a regular file" in omlxd("logs").stderr
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["ends", "does not listen"])
+def test_an_interrupted_start_ends_what_it_has_started(
+    stand_in: Stand, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    deaf = "" if listens else "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    home = stand_in(f"""
+    {deaf}
+    lock = os.open(f"{{home}}/omlxd.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.kill(os.getppid(), signal.SIGINT)
+    signal.pause()
+    """)
+    monkeypatch.setattr(process, "GIVEN_UP_S", 30.0 if listens else 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        start_detached(home, StartOptions())
+    assert not is_held(home.lock)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from omlxd.cli.process import is_held
+from omlxd.cli.holder import is_held
 from tests.cli.conftest import Omlxd
 
 

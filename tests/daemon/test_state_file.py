@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,23 @@ def test_a_run_time_value_holds_until_the_manifests_own_value_changes() -> None:
     assert FULL.pinned("a.b:c", manifest_pinned=True) is False
     assert FULL.pinned("a.b:c", manifest_pinned=False) is False
     assert FULL.pinned("other", manifest_pinned=True) is True
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_what_is_no_file_is_moved_aside_like_a_damaged_one_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "state.toml")
+    events: list[Event] = []
+    assert StateFile(tmp_path / "state.toml", events.append).load() == SavedState()
+    assert [event.event for event in events] == [EventName.STATE_FILE_DAMAGED]
+    assert "not a regular file" in events[0].fields["reason"]
+    assert not (tmp_path / "state.toml").exists()
+    assert (tmp_path / "state.toml.damaged").exists()
+
+
+async def test_a_pipe_under_the_name_of_the_next_state_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "state.toml.new")
+    file = StateFile(tmp_path / "state.toml", lambda _: None)
+    await file.change(lambda _: FULL)
+    assert parse_state((tmp_path / "state.toml").read_text()) == FULL

@@ -40,6 +40,7 @@ def load(
     except KeyboardInterrupt:
         output.note(f"the load goes on; `omlxd unload {model}` cancels it")
         raise
+    _warn(result)
     if json:
         output.data_json(result)
         return
@@ -90,6 +91,7 @@ def unload(
 def pin(context: typer.Context, model: Model, force: Force = False) -> None:
     """Keep a model loaded whatever happens; does not load it."""
     answer = client_of(context).call("POST", model_path(model, "pin"), {"force": force}, timeout_s=None)
+    _warn(answer)
     view = answer["model"]
     output.data(f"pinned `{view['name']}`")
     if view["state"] == "unloaded":
@@ -99,7 +101,13 @@ def pin(context: typer.Context, model: Model, force: Force = False) -> None:
 def unpin(context: typer.Context, model: Model) -> None:
     """Let the enforcer unload a model again."""
     answer = client_of(context).call("POST", model_path(model, "unpin"), {}, timeout_s=None)
+    _warn(answer)
     output.data(f"unpinned `{answer['model']['name']}`")
+
+
+def _warn(answer: dict[str, Any]) -> None:
+    for warning in answer.get("warnings", ()):
+        output.warn(warning)
 
 
 def _progress_text(progress: dict[str, Any]) -> str:

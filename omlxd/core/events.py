@@ -39,6 +39,7 @@ class EventName(StrEnum):
     REQUEST_FAILED = "request_failed"
     REQUEST_REFUSED = "request_refused"
     STATE_FILE_DAMAGED = "state_file_damaged"
+    STATE_FILE_NOT_SAVED = "state_file_not_saved"
     LOG_ERROR = "log_error"
 
 

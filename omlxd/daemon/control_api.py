@@ -59,17 +59,18 @@ class _ControlApi:
         body = await read_body(request, LoadBody)
         pool, name = self._daemon.pool, request.path_params["name"]
         entry = pool.resolve(name)
+        warnings: tuple[str, ...] = ()
         if body.pin:
-            await pinning.pin(self._daemon, entry.name)
+            warnings = await pinning.pin(self._daemon, entry.name)
         if not body.wait and not entry.loaded:
             self._daemon.in_background(pool.load(entry.name))
             await asyncio.sleep(0)  # so that the view shows it on its way
-            return _answer(**self._loaded(entry.name, loaded_now=False))
+            return _answer(**self._loaded(entry.name, loaded_now=False), warnings=list(warnings))
         if NDJSON in request.headers.get("accept", ""):
-            return Stream(self._progress(entry.name), NDJSON)
+            return Stream(self._progress(entry.name, warnings), NDJSON)
         was_loaded = entry.loaded
         await pool.load(entry.name)
-        return _answer(**self._loaded(entry.name, loaded_now=not was_loaded))
+        return _answer(**self._loaded(entry.name, loaded_now=not was_loaded), warnings=list(warnings))
 
     async def unload(self, request: Request) -> Response:
         body = await read_body(request, UnloadBody)
@@ -79,13 +80,13 @@ class _ControlApi:
 
     async def pin(self, request: Request) -> Response:
         body = await read_body(request, PinBody)
-        await pinning.pin(self._daemon, request.path_params["name"], force=body.force)
-        return _answer(model=self._view(request.path_params["name"]))
+        warnings = await pinning.pin(self._daemon, request.path_params["name"], force=body.force)
+        return _answer(model=self._view(request.path_params["name"]), warnings=list(warnings))
 
     async def unpin(self, request: Request) -> Response:
         await read_body(request, NoBody)
-        await pinning.unpin(self._daemon, request.path_params["name"])
-        return _answer(model=self._view(request.path_params["name"]))
+        warnings = await pinning.unpin(self._daemon, request.path_params["name"])
+        return _answer(model=self._view(request.path_params["name"]), warnings=list(warnings))
 
     async def limits(self, request: Request) -> Response:
         body = await read_body(request, LimitsBody)
@@ -131,7 +132,7 @@ class _ControlApi:
         async for event in listening:
             yield _line(event.to_json())
 
-    async def _progress(self, name: str) -> AsyncGenerator[bytes, None]:
+    async def _progress(self, name: str, warnings: tuple[str, ...]) -> AsyncGenerator[bytes, None]:
         """Lines while it loads, then the result or the error; who stops reading leaves the load as it is."""
         news = asyncio.Event()
         latest: list[LoadStatus] = []  # only the newest: a slow reader misses steps, not the end
@@ -151,7 +152,8 @@ class _ControlApi:
                     yield _line({"progress": asdict(status)})
                 latest.clear()
             await loading
-            yield _line({"result": {"schema": SCHEMA, **self._loaded(name, loaded_now=not was_loaded)}})
+            result = {"schema": SCHEMA, **self._loaded(name, loaded_now=not was_loaded), "warnings": list(warnings)}
+            yield _line({"result": result})
         except OmlxError as error:
             yield _line({"error": error.to_json()})
         finally:

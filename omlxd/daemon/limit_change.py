@@ -38,8 +38,8 @@ async def change_limit(daemon: Daemon, max_memory: str | int, *, force: bool = F
     daemon.enforcer.max_bytes = asked_bytes
     await daemon.enforcer.settle()
     saved = SavedLimit(str(max_memory), str(daemon.manifest.daemon.max_memory))
-    await daemon.state_file.change(lambda state: replace(state, limit=saved))
-    return LimitChange(_evicted_since(daemon, decisions_before), _warnings(daemon))
+    unsaved = await daemon.state_file.change(lambda state: replace(state, limit=saved))
+    return LimitChange(_evicted_since(daemon, decisions_before), (*_warnings(daemon), *unsaved))
 
 
 def _evicted_since(daemon: Daemon, decisions_before: int) -> tuple[str, ...]:

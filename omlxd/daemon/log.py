@@ -10,6 +10,7 @@ import datetime as dt
 import logging
 import logging.handlers
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -141,7 +142,26 @@ class _PatientHandler(logging.handlers.RotatingFileHandler):
             pass
 
     def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
+        return self._after_a_torn_line(
+            open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
+        )
+
+    def _after_a_torn_line(self, stream: Any) -> Any:
+        if _is_torn(Path(self.baseFilename)):
+            stream.write("\n")  # goes out with the next line, which then stands alone
+        return stream
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the file ends within a line: a full disk took a part of it, or the process was killed."""
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.seek(0, os.SEEK_END) == 0:
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:
+        return False
 
 
 def _private(path: str, flags: int) -> int:

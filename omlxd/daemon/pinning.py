@@ -11,8 +11,8 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.state_file import SavedPin
 
 
-async def pin(daemon: Daemon, name: str, *, force: bool = False) -> None:
-    """Pin the model and save it.
+async def pin(daemon: Daemon, name: str, *, force: bool = False) -> tuple[str, ...]:
+    """Pin the model and save it; the answer is what the user should know.
 
     Raises:
         UnknownModel: no such model.
@@ -23,13 +23,13 @@ async def pin(daemon: Daemon, name: str, *, force: bool = False) -> None:
         pinned = [each for each in daemon.pool.entries.values() if each.pinned]
         await require_room_for(daemon, [*pinned, entry], daemon.pool.limits.soft_bytes, f"pinning `{entry.name}`")
     daemon.pool.pin(entry.name)
-    await _save(daemon, entry)
+    return await _save(daemon, entry)
 
 
-async def unpin(daemon: Daemon, name: str) -> None:
-    """Take the pin away and save that; raises UnknownModel."""
+async def unpin(daemon: Daemon, name: str) -> tuple[str, ...]:
+    """Take the pin away and save that; the answer is what the user should know. Raises UnknownModel."""
     entry = daemon.pool.unpin(name)
-    await _save(daemon, entry)
+    return await _save(daemon, entry)
 
 
 async def require_room_for(daemon: Daemon, pinned: list[EnginePoolEntry], soft_bytes: int, what: str) -> None:
@@ -59,6 +59,6 @@ async def weights_of(daemon: Daemon, entry: EnginePoolEntry) -> int:
     return entry.weights_bytes
 
 
-async def _save(daemon: Daemon, entry: EnginePoolEntry) -> None:
+async def _save(daemon: Daemon, entry: EnginePoolEntry) -> tuple[str, ...]:
     saved = SavedPin(pinned=entry.pinned, manifest_pinned=entry.settings.pin)
-    await daemon.state_file.change(lambda state: state.with_pin(entry.name, saved))
+    return await daemon.state_file.change(lambda state: state.with_pin(entry.name, saved))

@@ -78,7 +78,7 @@ class SavedState:
 
 
 class StateFile:
-    """Reads the state once and writes each change; a write that fails is an event, never an error to the caller."""
+    """Reads the state once and writes each change; a write that fails is a warning, never an error to the caller."""
 
     def __init__(self, path: Path, emit: Emit) -> None:
         self.path = path
@@ -98,8 +98,8 @@ class StateFile:
             self.state = SavedState()
         return self.state
 
-    async def change(self, update: Callable[[SavedState], SavedState]) -> None:
-        """Take a change over and write it; when this returns it is on the disk (or its failure in the log)."""
+    async def change(self, update: Callable[[SavedState], SavedState]) -> tuple[str, ...]:
+        """Take a change over and write it; when this returns it is on the disk, or the answer is why it is not."""
         self.state = update(self.state)
         async with self._writing:  # whoever comes second writes the newest state, in order
             text = render_state(self.state)
@@ -107,8 +107,10 @@ class StateFile:
                 await asyncio.to_thread(write_atomically, self.path, text)
             except OSError as error:
                 reason = error.strerror or type(error).__name__
-                fields = {"path": str(self.path), "reason": f"not written: {reason}"}
-                self._emit(Event(EventName.STATE_FILE_DAMAGED, level=EventLevel.WARNING, fields=fields))
+                fields = {"path": str(self.path), "reason": reason}
+                self._emit(Event(EventName.STATE_FILE_NOT_SAVED, level=EventLevel.WARNING, fields=fields))
+                return (f"in force, but not saved: {reason}",)
+        return ()
 
     def _move_aside(self, error: Exception) -> None:
         aside = self.path.with_name(self.path.name + ".damaged")

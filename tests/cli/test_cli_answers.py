@@ -119,6 +119,17 @@ def test_unload_says_what_it_undid(omlxd: Omlxd, fake: FakeDaemon, was: str, sai
     assert fake.seen[0][2]["now"] is True
 
 
+@pytest.mark.parametrize("command", ["pin chat", "unpin chat", "load chat --pin"])
+def test_what_is_in_force_and_not_saved_is_a_warning(omlxd: Omlxd, fake: FakeDaemon, command: str) -> None:
+    warning = "in force, but not saved: No space left on device"
+    answer = {"model": model_json(CHAT), "load_s": None, "evicted": [], "warnings": [warning]}
+    verb = command.split()[0]
+    route = as_lines({"result": answer}) if verb == "load" else as_json(answer)
+    fake.routes[f"POST /v1/control/models/chat/{verb}"] = route
+    done = omlxd(*command.split())
+    assert (done.returncode, done.stderr) == (0, f"warning: {warning}\n")
+
+
 def test_pin_and_unpin(omlxd: Omlxd, fake: FakeDaemon) -> None:
     for verb in ("pin", "unpin"):
         fake.routes[f"POST /v1/control/models/small/{verb}"] = as_json({"model": model_json(SMALL)})

@@ -163,6 +163,25 @@ async def test_a_pin_outlives_the_daemon(tmp_path: Path) -> None:
         assert await daemon.states() == {"chat": "unloaded", "small": "unloaded"}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "models/chat/pin", {}),
+        ("POST", "models/chat/unpin", {}),
+        ("POST", "models/chat/load", {"pin": True}),
+        ("PATCH", "limits", {"max_memory": "90M"}),
+    ],
+)
+async def test_what_is_set_and_cannot_be_saved_is_in_force_with_a_warning(
+    tmp_path: Path, method: str, path: str, body: dict[str, Any]
+) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        (tmp_path / "home" / "state.toml.new").mkdir()
+        (warning,) = (await daemon.control(method, path, body))["warnings"]
+        assert warning.startswith("in force, but not saved: ")
+        assert "state_file_not_saved" in [line["event"] for line in daemon.log()]
+
+
 async def test_pins_that_the_limit_cannot_hold_are_refused_unless_forced(tmp_path: Path) -> None:
     async with running(tmp_path, {"chat": {"mib": 60}, "small": {"mib": 60}}) as daemon:
         await daemon.control("POST", "models/chat/pin")

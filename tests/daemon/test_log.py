@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import resource
 import sys
 from pathlib import Path
 
@@ -96,6 +97,40 @@ def test_a_full_disk_costs_lines_and_is_told_when_there_is_room_again(tmp_path: 
     (report,) = [line for line in written if line["event"] == "log_error"]
     assert report["lost_lines"] == 3
     assert "No space" in str(report["reason"])
+
+
+def test_a_line_that_a_full_disk_has_torn_is_not_glued_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "omlxd.jsonl"
+    log = EventLog(path)
+    log.write(LOADED)
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))  # room for a part of the next line
+    try:
+        log.write(LOADED)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    assert log.lost_lines == 1
+    log.write(LOADED)
+    log.write(LOADED)
+    log.close()
+    first, torn, *others = path.read_text().splitlines()
+    assert len(torn) == 20
+    assert [json.loads(line)["event"] for line in (first, *others)] == [
+        *["load_finished"] * 2,
+        "log_error",
+        "load_finished",
+    ]
+
+
+def test_a_line_that_a_killed_daemon_left_half_is_not_glued_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "omlxd.jsonl"
+    path.write_text('{"ts": 1.0}\n{"ts"')
+    log = EventLog(path)
+    log.write(LOADED)
+    log.close()
+    _, torn, last = path.read_text().splitlines()
+    assert torn == '{"ts"'
+    assert json.loads(last) == LOADED.to_json()
 
 
 def test_a_log_directory_that_vanished_does_not_raise(tmp_path: Path) -> None:

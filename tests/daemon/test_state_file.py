@@ -105,6 +105,19 @@ async def test_a_change_is_on_the_disk_when_it_returns_and_private(tmp_path: Pat
     assert not path.with_name("state.toml.new").exists()
 
 
+async def test_a_change_that_cannot_be_written_holds_and_says_that_it_is_not_saved(tmp_path: Path) -> None:
+    events: list[Event] = []
+    file = StateFile(tmp_path / "state.toml", events.append)
+    (tmp_path / "state.toml.new").mkdir()
+    (warning,) = await file.change(lambda _: FULL)
+    assert warning.startswith("in force, but not saved: ")
+    assert file.state == FULL
+    assert [event.event for event in events] == [EventName.STATE_FILE_NOT_SAVED]
+    (tmp_path / "state.toml.new").rmdir()
+    assert await file.change(lambda state: state) == ()
+    assert StateFile(tmp_path / "state.toml", events.append).load() == FULL
+
+
 async def test_changes_made_at_once_are_all_kept(tmp_path: Path) -> None:
     file = StateFile(tmp_path / "state.toml", lambda _: None)
     names = [f"model{number}" for number in range(20)]
@@ -119,7 +132,7 @@ async def test_a_file_that_cannot_be_written_is_an_event_and_no_error(tmp_path: 
     file = StateFile(tmp_path / "gone" / "state.toml", events.append)
     await file.change(lambda _: FULL)
     assert file.state == FULL
-    assert [event.event for event in events] == [EventName.STATE_FILE_DAMAGED]
+    assert [event.event for event in events] == [EventName.STATE_FILE_NOT_SAVED]
 
 
 def test_a_run_time_value_holds_until_the_manifests_own_value_changes() -> None:

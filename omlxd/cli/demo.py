@@ -22,6 +22,7 @@ from omlxd.cli.invocation import home_of
 from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
 from omlxd.core.errors import OmlxError, StartFailed
 from omlxd.core.wording import INSTALL_HINT
+from omlxd.daemon.files import cannot_write, make_directory
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 TINY_BYTES: Final = 60_000_000
@@ -98,13 +99,16 @@ def _toml_text(text: str) -> str:
 @contextmanager
 def _own_home(home: Home) -> Iterator[Home]:
     """A directory below the home, or below the system's when its socket path would be too long; gone at the end."""
-    home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(home.root)
     parent = home.root / "demo"
     fits = len(str(parent / "12345678" / "omlxd.sock").encode()) <= MAX_SOCKET_PATH_BYTES
     if fits:
-        parent.mkdir(mode=0o700, exist_ok=True)
+        make_directory(parent)
     try:
-        folder = Path(tempfile.mkdtemp(prefix="" if fits else "omlxd-demo-", dir=parent if fits else None))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="" if fits else "omlxd-demo-", dir=parent if fits else None))
+        except OSError as error:
+            raise cannot_write(error, parent) from error
         try:
             yield Home(folder)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ import typer
 from omlxd import __version__
 from omlxd.cli import output
 from omlxd.cli.invocation import Invocation
-from omlxd.core.errors import InvalidRequest, OmlxError
+from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 
 INTERRUPTED: Final = 130
 
@@ -144,6 +145,10 @@ def _report_foreign(error: Exception) -> int:
         message = error.format_message().rstrip(".").replace("'", "`")  # type: ignore[attr-defined]
         output.report(InvalidRequest(message[:1].lower() + message[1:], hint=f"`{command} --help`"))
         return InvalidRequest.exit_status
+    if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
+        refused = _refused_file(error)
+        output.report(refused)
+        return refused.exit_status
     output.report(
         OmlxError(
             f"something inside omlxd failed: {type(error).__name__}: {error}",
@@ -151,6 +156,16 @@ def _report_foreign(error: Exception) -> int:
         )
     )
     return OmlxError.exit_status
+
+
+def _refused_file(error: OSError) -> OmlxError:
+    """The system's word about a file is the user's business and no fault of ours."""
+    verb = "write" if error.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT) else "use"
+    kind = NotPermitted if isinstance(error, PermissionError) else OmlxError
+    return kind(
+        f"cannot {verb} `{os.fsdecode(error.filename)}`: {error.strerror}",
+        hint="`omlxd --debug ...` shows where; `--home` or `OMLXD_HOME` names another home",
+    )
 
 
 def _wants_traceback(arguments: Sequence[str]) -> bool:

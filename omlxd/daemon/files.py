@@ -40,6 +40,20 @@ def require_regular(path: Path) -> None:
         raise _in_the_way(path)
 
 
+def make_directory(path: Path) -> None:
+    """Make the directory, private, with those above it; one that is there is left as it is.
+
+    Raises:
+        NotPermitted, StartFailed: it cannot be made, or a file is in its place.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise StartFailed(f"`{path}` is in the way: it is not a directory", hint=HOME_HINT) from None
+    except OSError as error:
+        raise cannot_write(error, path) from None
+
+
 def cannot_write(error: OSError, path: Path) -> OmlxError:
     """The error that a refused write is for the user; `path` where the system has not named one."""
     named = error.filename if isinstance(error.filename, str) else str(path)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from omlxd.core.errors import NotPermitted, OmlxError, StartFailed
 from omlxd.core.manifest import ListenAddress
+from omlxd.daemon.files import cannot_write, make_directory
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 _SOL_LOCAL, _LOCAL_PEERCRED = 0, 1  # macOS: <sys/un.h>
@@ -26,18 +27,12 @@ def prepare_home(home: Home) -> None:
     """Make the home and its `logs`, private to the user.
 
     Raises:
-        StartFailed: it cannot be made, or others can look into it and it holds more than our files.
+        StartFailed: one cannot be made, or others can look into it and it holds more than our files.
         NotPermitted: it is another user's.
     """
-    try:
-        home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _make_private(home.root)
-        home.logs.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise StartFailed(
-            f"the home directory `{home.root}` cannot be made ({error.strerror})",
-            hint="name another with `--home` or `OMLXD_HOME`",
-        ) from None
+    make_directory(home.root)
+    _make_private(home.root)
+    make_directory(home.logs)
 
 
 def bind_unix(path: Path) -> socket.socket:
@@ -142,7 +137,10 @@ def _make_private(root: Path) -> None:
         return
     # Ours alone: close it quietly. With anything else inside (`--home ~`, `--home /tmp`) that is for the user to say.
     if all(entry.name.startswith(_OURS) or entry.name in _OUR_DIRECTORIES for entry in root.iterdir()):
-        root.chmod(0o700)
+        try:
+            root.chmod(0o700)
+        except OSError as error:
+            raise cannot_write(error, root) from None
         return
     raise StartFailed(
         f"the home directory `{root}` is open to other users and holds other files",

@@ -182,3 +182,16 @@ def test_a_home_that_is_named_like_a_command_is_a_home(omlxd: Omlxd, home: Path)
 def test_the_home_option_wins_over_the_environment(omlxd: Omlxd, fake: FakeDaemon, home: Path) -> None:
     assert omlxd("--home", str(home), "limit", OMLXD_HOME="/nowhere").returncode == 0
     assert omlxd(f"--home={home}", "limit", OMLXD_HOME="/nowhere").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["logs", "start", "demo"])
+def test_what_the_system_says_of_a_file_is_no_fault_to_report(omlxd: Omlxd, command: str) -> None:
+    home = "/" + "x" * 300
+    done = omlxd("--home", home, command)
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: cannot ")
+    assert home in first
+    assert first.endswith("`: File name too long")
+    assert second.startswith("hint: ")
+    assert "report" not in second

@@ -294,3 +294,28 @@ def test_an_interrupted_start_ends_what_it_has_started(
     with pytest.raises(KeyboardInterrupt):
         start_detached(home, StartOptions())
     assert not is_held(home.lock)
+
+
+@pytest.mark.parametrize("command", ["start", "demo"])
+@pytest.mark.parametrize("name", ["home", "home/logs"])
+def test_a_file_in_place_of_a_directory_of_ours_is_named(omlxd: Omlxd, home: Path, command: str, name: str) -> None:
+    if (command, name) == ("demo", "home/logs"):
+        name = "home/demo"
+    if name != "home":
+        (home / "home").mkdir(mode=0o700)
+    (home / name).touch()
+    (home / "omlxd.toml").touch()
+    manifest = ["--manifest", str(home / "omlxd.toml")] if command == "start" else []
+    done = omlxd("--home", str(home / "home"), command, *manifest)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: `{home / name}` is in the way: it is not a directory\nhint: name another")
+
+
+def test_a_start_that_cannot_write_names_the_file_and_the_reason(omlxd: Omlxd, home: Path) -> None:
+    (home / "omlxd.toml").touch()
+    (home / "logs").mkdir()
+    (home / "logs" / "daemon.err").symlink_to(home / "nowhere" / "file")
+    done = omlxd("start")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == f"error: cannot write `{home}/logs/daemon.err`: No such file or directory"
+    assert "hint: name another home" in done.stderr

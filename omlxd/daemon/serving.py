@@ -11,7 +11,7 @@ from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.refusals import aborted, fresh, shutting_down, weights_alone
 from omlxd.daemon.request import Generation, Prompt, Wish, tokens_left
-from omlxd.daemon.tokenizing import tokenize
+from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Serving:
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
+        self._threads = DaemonThreads(2, "omlxd-tokenizer")
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
@@ -72,6 +73,7 @@ class Serving:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._threads.shutdown()
 
     async def _serve(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
         """The life of one request; it goes round again when its model was evicted before its first step."""
@@ -80,7 +82,7 @@ class Serving:
         try:
             while not generation.ended:
                 if tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
-                    tokens = await tokenize(entry.name, asked, codec)
+                    tokens = await tokenize(self._threads, entry.name, asked, codec)
                     generation.prompt_tokens = len(tokens)
                     tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
                 await self.until_loaded(entry, request=generation.id)

@@ -21,6 +21,7 @@ T = TypeVar("T")
 CHARACTERS_PER_TOKEN = 64
 """More than any text has on average: longer tokens are runs of blanks or dashes."""
 LONG_CHARACTERS = 1_000_000
+SHUTDOWN_S = 0.2
 
 
 class DaemonThreads(Executor):
@@ -34,7 +35,7 @@ class DaemonThreads(Executor):
         self._count, self._name = count, name
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run the function in its turn; cancelling the future before then skips it."""
@@ -55,17 +56,22 @@ class DaemonThreads(Executor):
             thread.start()
         return future
 
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads that are idle; one that is busy is given a moment and ends with the process otherwise."""
+        threads, self._threads = self._threads, []
+        for _ in threads:
+            self._work.put(None)
+        for thread in threads if wait else ():
+            thread.join(SHUTDOWN_S)
+
     def _serve(self) -> None:
-        while True:
-            self._work.get()()
+        while (work := self._work.get()) is not None:
+            work()
             self._idle.release()
 
 
-_threads = DaemonThreads(2, "omlxd-tokenizer")
-
-
-async def tokenize(model: str, asked: Prompt, codec: TextCodec) -> tuple[int, ...]:
-    """The prompt's tokens.
+async def tokenize(threads: Executor, model: str, asked: Prompt, codec: TextCodec) -> tuple[int, ...]:
+    """The prompt's tokens, made on one of `threads`.
 
     Raises:
         ContextExceeded: it has more characters than the context could hold; it was not tokenized.
@@ -79,7 +85,7 @@ async def tokenize(model: str, asked: Prompt, codec: TextCodec) -> tuple[int, ..
             hint="shorten the prompt",
             details={"prompt_characters": characters, "context_length": context_length},
         )
-    return await asyncio.get_running_loop().run_in_executor(_threads, _encode, asked, codec)
+    return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, codec)
 
 
 def _encode(asked: Prompt, codec: TextCodec) -> tuple[int, ...]:

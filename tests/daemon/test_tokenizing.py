@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -32,17 +32,25 @@ class Codec:
         return self.encode_text("".join(message["content"] for message in messages))
 
 
-async def test_a_prompt_is_tokenized_on_another_thread() -> None:
-    assert await tokenize("chat", Prompt(text="hello"), Codec()) == (1,) * 5
+@pytest.fixture
+def threads() -> Iterator[DaemonThreads]:
+    threads = DaemonThreads(2, "test-tokenizer")
+    yield threads
+    threads.shutdown()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-tokenizer")]
 
 
-async def test_what_cannot_fit_the_context_is_refused_without_being_tokenized() -> None:
+async def test_a_prompt_is_tokenized_on_another_thread_that_ends_when_it_is_told_to(threads: DaemonThreads) -> None:
+    assert await tokenize(threads, "chat", Prompt(text="hello"), Codec()) == (1,) * 5
+
+
+async def test_what_cannot_fit_the_context_is_refused_without_being_tokenized(threads: DaemonThreads) -> None:
     codec = Codec()
     fits, too_long = "x" * (100 * CHARACTERS_PER_TOKEN), "x" * (100 * CHARACTERS_PER_TOKEN + 1)
-    assert len(await tokenize("chat", Prompt(text=fits), codec)) == len(fits)
+    assert len(await tokenize(threads, "chat", Prompt(text=fits), codec)) == len(fits)
     for prompt in (Prompt(text=too_long), Prompt(messages=({"role": "user", "content": too_long},))):
         with pytest.raises(ContextExceeded, match="characters"):
-            await tokenize("chat", prompt, codec)
+            await tokenize(threads, "chat", prompt, codec)
     assert codec.asked == 1
 
 
@@ -80,14 +88,16 @@ def test_work_that_was_given_up_before_its_turn_is_skipped() -> None:
 def test_a_process_does_not_wait_for_a_tokenizer_that_still_runs() -> None:
     program = (
         "import asyncio, threading\n"
-        "from omlxd.daemon.tokenizing import _threads\n"
+        "from omlxd.daemon.tokenizing import DaemonThreads\n"
+        "threads = DaemonThreads(2, 'test')\n"
         "started = threading.Event()\n"
         "def forever():\n"
         "    started.set()\n"
         "    threading.Event().wait()\n"
         "async def main():\n"
-        "    asyncio.get_running_loop().run_in_executor(_threads, forever)\n"
+        "    asyncio.get_running_loop().run_in_executor(threads, forever)\n"
         "    await asyncio.to_thread(started.wait)\n"
+        "    threads.shutdown()\n"
         "asyncio.run(main())\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

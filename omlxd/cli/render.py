@@ -29,6 +29,7 @@ _STATE_STYLES: Final = {
     "failed": "red",
     "ready": "green",
 }
+_STATE_WORDS: Final = {"starting": "starting (loading pinned models)"}
 _LEVEL_STYLES: Final = {"ok": "green", "over": "yellow", "exhausted": "red"}
 
 
@@ -152,7 +153,7 @@ def _header(status: Mapping[str, Any]) -> Text:
     state = status["state"]
     line = Text.assemble(
         (f"omlxd {status['version']} ", "bold"),
-        (state, _STATE_STYLES.get(state, "yellow")),
+        (_STATE_WORDS.get(state, state), _STATE_STYLES.get(state, "yellow")),
     )
     details = [f"pid {status['pid']}", f"up {format_duration(status['uptime_s'])}"]
     details += [f"mlx {status['backend']}"] if status.get("backend") else []

@@ -18,6 +18,7 @@ _ACTIONS: Final = {
 }
 _SAID_OTHERWISE: Final = frozenset({"seq", "ts", "level", "event", "model", "decision"})
 _SIZES: Final = ("_bytes",)
+_LIMITS: Final = frozenset({"before_bytes", "max_memory_bytes", "soft_limit_bytes", "hard_limit_bytes"})
 _LONGEST_TEXT: Final = 500
 
 
@@ -29,6 +30,9 @@ def event_line(record: Mapping[str, Any]) -> str:
         rest = decision_sentence(record)
     else:
         fields = {key: value for key, value in record.items() if key not in _SAID_OTHERWISE and value is not None}
+        if name == EventName.LIMIT_CHANGED.value:
+            none = {key: "no limit" for key, value in fields.items() if key in _LIMITS and value == 0}
+            fields = {key.removesuffix("_bytes") if key in none else key: none.get(key, fields[key]) for key in fields}
         rest = " ".join([*filter(None, [one_line(record.get("model"))]), *_pairs(fields)])
     return f"{head} {rest}".rstrip()
 

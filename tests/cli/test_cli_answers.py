@@ -163,3 +163,8 @@ def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake
         "warning: memory is still over the limit; `omlxd status` says why",
     ]
     assert json.loads(omlxd("limit", "auto", "--json").stdout) == answer
+
+
+def test_status_says_what_a_starting_daemon_does(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"state": "starting"})
+    assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading pinned models) · pid ")

@@ -141,3 +141,13 @@ def test_a_decision_is_a_sentence() -> None:
     assert decision_sentence({"action": None, "reason": "all 2 loaded models are pinned"}) == (
         "nothing to do: all 2 loaded models are pinned"
     )
+
+
+def test_a_limit_of_0_reads_as_no_limit_and_other_zeros_as_sizes(omlxd: Omlxd, home: Path) -> None:
+    (home / "logs").mkdir()
+    limits = {"before_bytes": 0, "soft_limit_bytes": 2**30, "hard_limit_bytes": 0}
+    records = [{"event": "limit_changed", **limits}, {"event": "cache_dropped", "before_bytes": 0}]
+    (home / "logs" / "omlxd.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    changed, dropped = omlxd("logs").stdout.splitlines()
+    assert changed.endswith('before="no limit" soft_limit=1.00 GiB hard_limit="no limit"')
+    assert dropped.endswith("before=0 B")

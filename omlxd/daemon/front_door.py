@@ -13,9 +13,10 @@ import socket
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omlxd.core.errors import NotPermitted, OmlxError
+from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.manifest import ListenAddress
 from omlxd.core.wording import shown
@@ -76,10 +77,15 @@ class FrontDoor:
         try:
             if over_tcp:
                 self._check_tcp(scope)
+            if (_header(scope, b"upgrade") or "").lower() == "websocket":
+                raise InvalidRequest("omlxd does not speak WebSocket", hint="send a plain HTTP request")
             body.check_announced(_header(scope, b"content-length"))
             await (self._tcp if over_tcp else self._unix)(scope, body.receive, send)
         except OmlxError as refused:  # only from the checks: the applications answer their own errors
             await error_response(refused, scope["path"])(scope, receive, send)
+        except ClientDisconnect:
+            fields = {"method": scope["method"], "path": shown(scope["path"]), "message": "the client went away"}
+            self._emit(Event(EventName.API_ERROR, level=EventLevel.WARNING, fields=fields))
         except Exception as error:
             # The client has its 500, or a broken stream; the frames go to the log without the message, which may quote.
             fields = {"method": scope["method"], "path": shown(scope["path"]), "traceback": trace_of(error)}

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from omlxd.core.errors import InvalidRequest
+from omlxd.core.errors import Busy, InvalidRequest, OmlxError
 from omlxd.daemon.sockets import may_connect
 
 MAX_HEADER_BYTES = 32 * 1024
 BACKLOG = 512
+READ_TIMEOUT_S = 30.0
+MOST_CONNECTIONS = 512
 _TICK_S = 1.0
 _GRACE_S = 0.5
 
@@ -29,14 +33,27 @@ class HttpServer:
     Args:
         app: answers the requests.
         sockets: bound by us; closed when the server stops.
+        read_timeout_s: a request's header, and each further piece of its body, must come within this.
+        most_connections: on each door; one more is told to come back. By default no more than half of the files
+            that the process may open.
     """
 
-    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        sockets: Sequence[socket.socket],
+        *,
+        read_timeout_s: float = READ_TIMEOUT_S,
+        most_connections: int | None = None,
+    ) -> None:
+        if most_connections is None:
+            most_connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        protocol = partial(_GuardedProtocol, read_timeout_s=read_timeout_s, most_connections=most_connections)
         self._server = _Server(
             uvicorn.Config(
                 app,
                 loop="none",
-                http=_GuardedProtocol,
+                http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -101,21 +118,81 @@ class _Server(uvicorn.Server):
 
 
 class _GuardedProtocol(H11Protocol):
+    def __init__(self, *arguments: Any, read_timeout_s: float, most_connections: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._read_timeout_s = read_timeout_s
+        self._most_connections = most_connections
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_unix = False
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)  # first, so that connection_lost finds what it expects
         peer: socket.socket | None = transport.get_extra_info("socket")
-        if peer is not None and peer.family == socket.AF_UNIX and not may_connect(peer):
+        self._is_unix = peer is not None and peer.family == socket.AF_UNIX
+        if peer is not None and self._is_unix and not may_connect(peer):
             transport.abort()
+        elif self._is_one_too_many():
+            self._refuse(503, Busy("too many connections are open", details={"retry_after_s": 1.0}))
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # refused; the rest is of no interest
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: uvicorn would advise the user to install something; the front door answers."""
 
     def send_400_response(self, msg: str) -> None:
-        error = InvalidRequest("this is not HTTP that omlxd understands")
-        body = json.dumps({"error": error.to_json()}).encode()
+        if self.cycle is not None and not self.cycle.response_complete:
+            # In the middle of a body. Its application must not go on as if this answer had not been given.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._refuse(400, InvalidRequest("this is not HTTP that omlxd understands"))
+
+    def _refuse(self, status: int, error: OmlxError) -> None:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        if isinstance(error, Busy):
+            headers.append((b"retry-after", b"%d" % error.retry_after_s))
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                h11.Data(data=body),
+                h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
+                h11.Data(data=json.dumps({"error": error.to_json()}).encode()),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _is_one_too_many(self) -> bool:
+        """Counted for each door: a crowd on TCP must not keep `omlxd stop` out."""
+        if len(self.connections) <= self._most_connections:
+            return False
+        same_door: int = sum(getattr(each, "_is_unix", None) == self._is_unix for each in self.connections)
+        return same_door > self._most_connections
+
+    def _watch(self) -> None:
+        """Let the deadline run while it is the client's turn: for a header in all, for a body from piece to piece."""
+        if self.transport.is_closing():
+            self._unwatch()
+            return
+        between_requests = self.cycle is None or self.cycle.response_complete
+        reads_body = not between_requests and bool(self.cycle.more_body) and not self.flow.read_paused
+        if not between_requests:
+            self._unwatch()
+        if (between_requests or reads_body) and self._deadline is None:
+            self._deadline = self.loop.call_later(self._read_timeout_s, self.transport.abort)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

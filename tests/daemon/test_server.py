@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -52,7 +54,9 @@ class Doors:
 
 
 @asynccontextmanager
-async def doors(tmp_path: Path, *, listen: str = "127.0.0.1", api_key: str | None = None) -> AsyncIterator[Doors]:
+async def doors(
+    tmp_path: Path, *, listen: str = "127.0.0.1", api_key: str | None = None, **limits: Any
+) -> AsyncIterator[Doors]:
     address = ListenAddress(listen, 0)
     unix, tcp = bind_unix(tmp_path / "s"), bind_tcp(address, manifest=tmp_path / "omlxd.toml")
     made = Doors(tmp_path / "s", ("127.0.0.1", tcp.getsockname()[1]))
@@ -79,7 +83,7 @@ async def doors(tmp_path: Path, *, listen: str = "127.0.0.1", api_key: str | Non
         made.events.append,
         max_body_bytes=1_000,
     )
-    server = HttpServer(front, [unix, tcp])
+    server = HttpServer(front, [unix, tcp], **limits)
     with libraries_to(made.events.append):
         await server.start()
         try:
@@ -235,6 +239,85 @@ async def test_headers_are_bounded(tmp_path: Path) -> None:
         answer = await raw(made.unix, b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000)
         assert answer.startswith(b"HTTP/1.1 400")
         assert (await fetch(made.unix, "GET", "/health")).status == 200
+
+
+@pytest.mark.parametrize("path", [b"/v1/models", b"/v1/control/wait", b"/v1/control/nothing"])
+async def test_a_body_that_is_not_http_gets_one_400_and_one_short_line_in_the_log(tmp_path: Path, path: bytes) -> None:
+    async with doors(tmp_path) as made:
+        head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await raw(made.unix, head + b"zzz\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert (await fetch(made.unix, "GET", "/health")).status == 200
+    assert len(made.events) in (1, 2)  # the server's word, and the application's where it was reading
+    assert all(event.event is EventName.API_ERROR for event in made.events)
+    assert not any("traceback" in event.fields for event in made.events)
+
+
+async def test_a_client_that_goes_away_in_its_body_is_a_line_without_frames(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        peer = await asyncio.to_thread(connect, made.unix)
+        peer.sendall(b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{}")
+        assert (await fetch(made.unix, "GET", "/health")).status == 200
+        peer.close()
+    (event,) = made.events
+    assert event.fields == {"method": "POST", "path": "/v1/models", "message": "the client went away"}
+
+
+async def test_a_web_socket_is_refused_plainly_and_nothing_is_advised(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        answer = await fetch(made.tcp, "GET", "/v1/models", headers=headers)
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+        assert "WebSocket" in answer.json["error"]["message"]
+    assert made.events == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHo",
+        b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{}",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea",
+    ],
+    ids=["nothing", "half a header", "half a body", "half a second header"],
+)
+async def test_a_client_that_does_not_go_on_is_cut_off(tmp_path: Path, sent: bytes) -> None:
+    async with doors(tmp_path, read_timeout_s=0.05) as made:
+        try:
+            answer = await raw(made.unix, sent)
+        except ConnectionResetError:
+            answer = b""
+        assert answer.count(b"HTTP/1.1 200") == sent.count(b"Host: x\r\n\r\n")
+
+
+async def test_a_client_that_waits_for_its_answer_is_not_cut_off(tmp_path: Path) -> None:
+    async with doors(tmp_path, read_timeout_s=0.05) as made:
+        waiting = await asyncio.to_thread(connect, made.unix)
+        waiting.sendall(b"POST /v1/control/wait HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        assert (await fetch(made.unix, "GET", "/health")).status == 200
+        for _ in range(2):  # connections that were opened later have been cut off by then
+            with contextlib.suppress(ConnectionResetError):
+                assert await raw(made.unix, b"") == b""
+        assert not made.closed.is_set()
+        waiting.close()
+        async with asyncio.timeout(20):
+            await made.closed.wait()
+
+
+async def test_one_connection_too_many_is_told_to_come_back_and_the_other_door_stays_open(tmp_path: Path) -> None:
+    async with doors(tmp_path, most_connections=2) as made:
+        first, second = [await asyncio.to_thread(socket.create_connection, made.tcp, 20) for _ in range(2)]
+        with first, second:
+            answer = await raw(made.tcp, b"")
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in answer
+            assert (await fetch(made.unix, "GET", "/v1/control/status")).status == 200
+        async with asyncio.timeout(20):
+            while (await raw(made.tcp, b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")).startswith(b"HTTP/1.1 503"):
+                pass
+    assert made.events == []
 
 
 async def test_a_bug_is_a_500_without_traceback_and_a_log_line_with_frames_but_no_text(tmp_path: Path) -> None:

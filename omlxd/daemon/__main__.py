@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omlxd.core.errors import ManifestInvalid, OmlxError
 from omlxd.core.memory import Policy
@@ -21,11 +22,11 @@ from omlxd.daemon.home import find_home
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the daemon until it is told to stop; returns its exit status."""
+    """Run the daemon until it is told to stop, and end the process; returns the exit status if it could not start."""
     options = _parser().parse_args(arguments)
     ready = _ReadyLine(options.ready_fd)
     try:
-        return _serve(options, ready)
+        _serve(options, ready)
     except OmlxError as error:
         _tell(error)
         ready.write({"error": error.to_json()})
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ready.close()
 
 
-def _serve(options: argparse.Namespace, ready: _ReadyLine) -> int:
+def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
     from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
 
     config = DaemonConfig(
@@ -47,15 +48,29 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> int:
         policy=None if options.policy is None else Policy(options.policy),
     )
     console = sys.stderr if options.foreground else None
-    ended = asyncio.run(
-        serve(config, on_ready=lambda now: ready.write(now.to_json()), console=console, handle_signals=True)
-    )
-    status = 1 if ended.cut_short else 0
-    if not ended.engine_gone:
-        # A step that never returns: ending the interpreter around its thread would abort the process.
-        sys.stderr.flush()
-        os._exit(status)
-    return status
+
+    async def run() -> NoReturn:
+        ended = await serve(
+            config,
+            on_ready=lambda now: ready.write(now.to_json()),
+            console=console,
+            handle_signals=True,
+            keep_lock=True,
+        )
+        _leave(1 if ended.cut_short else 0)
+
+    asyncio.run(run())
+
+
+def _leave(status: int) -> NoReturn:
+    """End without waiting for threads: a worker stuck on a dead disk or a step that never returns would keep us here.
+
+    Everything is closed; the kernel drops the lock with the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 class _ReadyLine:

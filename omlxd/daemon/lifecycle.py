@@ -92,6 +92,7 @@ async def serve(
     stop: StopOrder | None = None,
     console: TextIO | None = None,
     handle_signals: bool = False,
+    keep_lock: bool = False,
 ) -> Ended:
     """Run a daemon until it is told to stop.
 
@@ -101,6 +102,7 @@ async def serve(
         on_ready: called once, when both sockets answer.
         stop: ends the daemon from the same process.
         console: where events are shown beside the log file.
+        keep_lock: hold the home until the process is gone, and not only until this returns.
         handle_signals: SIGTERM, SIGINT and SIGHUP drain; a second one ends at once.
 
     Raises:
@@ -109,7 +111,9 @@ async def serve(
     stop = stop or StopOrder()
     prepare_home(config.home)
     async with AsyncExitStack() as stack:
-        stack.enter_context(HomeLock(config.home.lock))
+        lock = HomeLock(config.home.lock)
+        if not keep_lock:
+            stack.callback(lock.release)
         manifest = await asyncio.to_thread(read_manifest, config.manifest_path)
         if config.policy is not None:
             manifest = replace(manifest, daemon=replace(manifest.daemon, policy=config.policy))

@@ -21,6 +21,7 @@ import pytest
 from omlxd.core.errors import AlreadyRunning, InvalidRequest, ManifestInvalid
 from omlxd.core.events import EventName
 from omlxd.daemon.home import Home
+from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.state_file import StateFile
 from omlxd.engine.protocol import MIB
 from tests.fakes.daemon import RunningDaemon, manifest, model_folder, running
@@ -425,3 +426,40 @@ def start_stream(process: Process) -> socket.socket:
     peer.connect(str(process.socket))
     peer.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     return peer
+
+
+STUCK = """
+import asyncio, os, sys, threading
+from omlxd.cli.holder import is_held
+from omlxd.daemon import __main__, home, lifecycle
+
+serve = lifecycle.serve
+
+async def with_a_stuck_worker(config, **named):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    ended = await serve(config, **named)
+    print("held" if is_held(config.home.lock) else "free")
+    return ended
+
+lifecycle.serve = with_a_stuck_worker
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+def test_the_home_is_held_to_the_end_of_the_process_and_a_stuck_thread_does_not_put_that_off(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir(mode=0o700)
+    home.manifest.write_text('[api]\nlisten = "off"\n')
+    reader, writer = os.pipe()
+    command = [sys.executable, "-c", STUCK, "--home", str(home.root), "--ready-fd", str(writer)]
+    with subprocess.Popen(command, pass_fds=[writer], stdout=subprocess.PIPE, text=True) as process:
+        os.close(writer)
+        try:
+            assert json.loads(read_line(reader))["ready"]
+            process.terminate()
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            os.close(reader)
+            process.kill()
+    assert (process.returncode, output) == (0, "held\n")
+    HomeLock(home.lock).release()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from omlxd.core.model_shape import CacheKind, LayerCache, ModelShape
+from omlxd.core.layer_cost import CacheKind, Layer
+from omlxd.core.model_shape import ModelShape
 
 STEP_TOKENS: Final = 256
 """mlx-lm's caches grow by this many tokens at a time."""
@@ -56,14 +57,11 @@ def prefill_transient_bytes(shape: ModelShape, chunk: int, context: int, backend
     """
     if chunk <= 0:
         return 0
+    context = max(chunk, context)
     if (learned := shape.learned) is not None:
         return round(chunk * (learned.transient_token_bytes + learned.transient_pair_bytes * context))
-    cost = BACKENDS.get(backend, BACKENDS["cpu"])
-    width = shape.element_bytes
-    fused = shape.key_dim in cost.fused_head_dims and (width == 2 or not cost.fused_half_only)
-    scores = 0 if fused else chunk * context * (shape.heads * width + 1)
-    copied = layer_kv_bytes(shape, context)
-    return scores + copied + round(cost.activations * chunk * shape.hidden * width)
+    fused = BACKENDS.get(backend, BACKENDS["cpu"]).fuses(shape)
+    return max((_layer_transient_bytes(layer, chunk, context, fused) for layer in set(shape.layers)), default=0)
 
 
 def decode_transient_bytes(shape: ModelShape, rows: int, context: int, backend: str = "cpu") -> int:
@@ -80,17 +78,20 @@ def decode_transient_bytes(shape: ModelShape, rows: int, context: int, backend: 
 
 @dataclass(frozen=True, slots=True)
 class BackendCost:
-    """How a backend computes: where attention is fused, and activations held per token in units of the width."""
+    """Where a backend's attention kernel is fused, so that no scores are held."""
 
-    fused_head_dims: frozenset[int]
-    fused_half_only: bool
-    activations: float
+    fused_head_dims: frozenset[int] = frozenset()
+    half_only: bool = False
+
+    def fuses(self, shape: ModelShape) -> bool:
+        """Whether this model's plain attention is fused here."""
+        return shape.head_dim in self.fused_head_dims and (shape.element_bytes == 2 or not self.half_only)
 
 
 BACKENDS: Final = {
-    "cpu": BackendCost(frozenset(), False, 20.0),
-    "metal": BackendCost(frozenset({64, 80, 96, 128}), False, 20.0),
-    "cuda": BackendCost(frozenset(range(1, 129)), True, 20.0),
+    "cpu": BackendCost(),
+    "metal": BackendCost(frozenset({64, 80, 96, 128})),
+    "cuda": BackendCost(frozenset(range(1, 129)), half_only=True),
 }
 
 
@@ -99,10 +100,34 @@ def ceil_step(tokens: int) -> int:
     return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
-def _row_bytes(layer: LayerCache, tokens: int, chunk: int) -> int:
+def _row_bytes(layer: Layer, tokens: int, chunk: int) -> int:
+    """What one layer keeps of one row."""
+    kept = layer.state_bytes + min(chunk, tokens) * layer.chunk_bytes
+    if chunk >= tokens and tokens % STEP_TOKENS == 0:
+        kept += tokens * layer.whole_bytes
+    return kept + _held_tokens(layer, tokens, chunk) * layer.token_bytes
+
+
+def _held_tokens(layer: Layer, tokens: int, chunk: int) -> int:
     if layer.kind is CacheKind.STATE:
-        return layer.state_bytes
-    held = ceil_step(tokens)
+        return 0
+    if layer.kind is CacheKind.FULL:
+        return ceil_step(tokens)
+    if chunk:
+        return min(tokens, layer.window_tokens - 1 + chunk)
+    return min(ceil_step(tokens), layer.window_tokens)
+
+
+def _layer_transient_bytes(layer: Layer, chunk: int, context: int, fused: bool) -> int:
+    attended = context
     if layer.kind is CacheKind.SLIDING:
-        held = min(tokens, layer.window_tokens - 1 + chunk) if chunk else min(held, layer.window_tokens)
-    return layer.state_bytes + held * layer.token_bytes
+        attended = min(context, layer.window_tokens - 1 + chunk)
+    pairs = layer.pair_bytes + (0 if fused else layer.score_bytes)
+    copied = _held_tokens(layer, context, chunk) * layer.token_bytes
+    return (
+        chunk * attended * pairs
+        + chunk * min(chunk, STEP_TOKENS) * layer.square_bytes
+        + attended * layer.context_bytes
+        + chunk * layer.work_bytes
+        + copied * 11 // 10
+    )

@@ -62,6 +62,7 @@ class Admission:
         need_bytes: what the request adds to what stays and holds in passing, with the smallest chunk if it must.
         limit_bytes: the limit that binds; 0 when none does.
         binding: what sets it: `max_memory`, `ram`, `metal`, `system`, `pinned`, ...
+        limit: the limit that binds, in words.
         short_bytes: what is missing now.
         victims: the models to unload, least recently used first (`evict`).
         blockers: who must end or give way first (`wait`); empty when memory is unaccounted for or the system is short.
@@ -75,6 +76,7 @@ class Admission:
     need_bytes: int = 0
     limit_bytes: int = 0
     binding: str = "max_memory"
+    limit: str = ""
     chunk_tokens: int = 0
     short_bytes: int = 0
     victims: tuple[str, ...] = ()
@@ -82,6 +84,11 @@ class Admission:
     candidates: tuple[Candidate, ...] = ()
     longest_prompt_tokens: int = 0
     raise_to_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can be reserved now."""
+        return self.kind is AdmissionKind.ADMIT
 
 
 def decide_request(
@@ -251,6 +258,7 @@ def _give_way(
         need_bytes=_need(difference),
         limit_bytes=shortage.limit_bytes,
         binding=shortage.binding,
+        limit=shortage.limit,
         short_bytes=shortage.short_bytes,
         victims=tuple(each.name for each in victims),
         blockers=blockers if kind is AdmissionKind.WAIT else (),

@@ -78,6 +78,7 @@ class MemoryMonitor:
 
     def _view(self, entry: EnginePoolEntry, kv_bytes: int) -> ModelView:
         now_s, used_s = self._pool.clock(), entry.last_used
+        promised_bytes = self._pool.ledger.share(entry.name).committed_bytes
         return ModelView(
             name=entry.name,
             state=entry.state,
@@ -87,7 +88,7 @@ class MemoryMonitor:
             weights_bytes=entry.weights_bytes,
             kv_bytes=kv_bytes,
             prefix_cache_bytes=0,
-            committed_bytes=entry.snapshot(now_s, kv_bytes).committed_bytes,
+            committed_bytes=entry.snapshot(now_s, kv_bytes, promised_bytes).committed_bytes,
             running=entry.running,
             waiting=len(entry.requests) - entry.running,
             parked=0,

@@ -97,6 +97,8 @@ class Plan:
         granted_tokens: by model, how long (prompt and generated tokens of its longest request) its decoding requests
             may grow; a model whose next step would pass it stands still and says so once (`NeedsBlock`) until a plan
             grants more. A model that is not named is not bounded.
+        cache_drops: how often MLX's buffer cache was to be given back so far; when it has grown, the engine collects
+            garbage and gives it back before its next step, also when it is idle.
     """
 
     resident: frozenset[str] = frozenset()
@@ -107,6 +109,7 @@ class Plan:
     max_batch: int = 32
     seen_seq: int = 0
     granted_tokens: Mapping[str, int] = field(default_factory=dict)
+    cache_drops: int = 0
 
 
 @dataclass(frozen=True, slots=True)

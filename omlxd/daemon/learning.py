@@ -1,0 +1,52 @@
+"""What a model's requests take: by formula where its architecture is known, else measured from its first chunks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from omlxd.core.costs import KvCosts, ShapeCosts
+from omlxd.core.events import Event, EventName
+from omlxd.core.learned_costs import ChunkSample, LearnedCosts, learn
+from omlxd.core.model_shape import shape_of
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.model_files import ModelFiles
+from omlxd.engine.protocol import Prefilled
+
+if TYPE_CHECKING:
+    from omlxd.daemon.pool import EnginePool
+
+
+ENOUGH_SAMPLES = 4
+NOISE = 0.02
+
+
+def costs_of_files(files: ModelFiles, learned: LearnedCosts | None, backend: str | None) -> KvCosts:
+    """The costs of the model in these files, on a backend that may not be known yet (the CPU is the dearest)."""
+    shape = shape_of(files.config)
+    if not shape.known:
+        shape = replace(shape, learned=learned)
+    return ShapeCosts(shape, backend or "cpu")
+
+
+def learn_from(pool: EnginePool, entry: EnginePoolEntry, event: Prefilled, chunk_tokens: int) -> None:
+    """Take a measured prefill step over, where no checked formula says what it costs."""
+    if entry.files is None or event.kv_bytes <= 0 or chunk_tokens <= 0:
+        return
+    if entry.costs.certain and entry.learned is None:
+        return
+    entry.samples.append(ChunkSample(chunk_tokens, event.done, event.kv_bytes, event.transient_bytes))
+    if entry.learned is not None and len(entry.samples) < ENOUGH_SAMPLES:
+        return  # what an earlier process has learned is worth more than a chunk or two
+    learned = learn(entry.samples)
+    if learned is None or (entry.learned is not None and not _differ(learned, entry.learned)):
+        return
+    entry.learned = learned
+    entry.costs = pool.costs_of(entry.files, learned, pool.dispatch.backend)
+    pool.ledger.recost(entry.name, entry.costs)
+    pool.door.wake()
+    pool.emit(Event(EventName.COSTS_LEARNED, model=entry.name, fields=asdict(learned)))
+
+
+def _differ(new: LearnedCosts, old: LearnedCosts) -> bool:
+    return any(abs(value - asdict(old)[key]) > NOISE * abs(value) for key, value in asdict(new).items())

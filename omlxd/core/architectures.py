@@ -7,7 +7,7 @@ ahead of what it computes, so they count nearly all arrays of a layer. tests/eng
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from omlxd.core.config_fields import count, number, texts
@@ -93,25 +93,50 @@ def hidden_size(text: Text) -> int:
 
 def feed_forward(text: Text) -> int:
     """Elements per token inside the feed-forward part: its width, or that of the experts a token goes to."""
-    dense = count(text, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden_size(text)
-    chosen = count(text, "num_experts_per_tok", "num_experts_per_token", "top_k_experts")
-    if chosen is None:
-        return dense
-    expert = count(text, "moe_intermediate_size") or dense
+    chosen, expert = _experts(text)
+    if not chosen:
+        return expert
     shared = count(text, "shared_expert_intermediate_size", "shared_intermediate_size") or 0
-    shared += expert * number(text, "n_shared_experts")
-    return max(dense if count(text, "moe_intermediate_size") else 0, chosen * expert + shared)
+    return (chosen + number(text, "n_shared_experts")) * expert + shared
 
 
-def _attention(text: Text, width: int, *, scores: float = 1.0) -> Layer:
+def _experts(text: Text) -> tuple[int, int]:
+    """How many experts a token goes to (0 without experts), and the width of one."""
+    dense = count(text, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden_size(text)
+    chosen = count(text, "num_experts_per_tok", "num_experts_per_token", "top_k_experts") or 0
+    return chosen, (count(text, "moe_intermediate_size") or dense) if chosen else dense
+
+
+def _attention(text: Text, width: int, weights: Weights | None = None, *, scores: int = 1) -> Layer:
     heads, kv_heads, head_dim = head_counts(text)
-    elements = 7.0 * hidden_size(text) + 6.8 * heads * head_dim + 2.1 * feed_forward(text)
+    chosen, _ = _experts(text)
+    weights = weights or (EXPERTS if chosen else DENSE)
+    hidden = hidden_size(text)
+    elements = weights.hidden * hidden + weights.query * heads * head_dim + weights.feed * feed_forward(text)
+    elements += weights.chosen * chosen * hidden
+    token_bytes = 2 * kv_heads * head_dim * width
     return Layer(
         CacheKind.FULL,
-        token_bytes=2 * kv_heads * head_dim * width,
-        score_bytes=round(scores * heads * width) + 1,
+        token_bytes=token_bytes,
+        score_bytes=scores * heads * width + 1,
+        copy_bytes=round(weights.copy * token_bytes),
         work_bytes=round(elements * width),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How often each width counts in the activations of one token at the peak, and the share of the cache copied."""
+
+    hidden: float
+    query: float
+    feed: float
+    chosen: float = 0.0
+    copy: float = 1.0
+
+
+DENSE: Final = Weights(hidden=7.0, query=6.8, feed=2.1)
+EXPERTS: Final = Weights(hidden=3.1, query=4.0, feed=2.5, chosen=3.1, copy=0.4)
 
 
 def _sliding(layer: Layer, window: int) -> Layer:
@@ -138,7 +163,7 @@ def _phi3(text: Text, width: int) -> tuple[Layer, ...]:
 
 
 def _gemma2(text: Text, width: int) -> tuple[Layer, ...]:
-    layer = _attention(text, width)  # capped scores: never fused
+    layer = _attention(text, width, Weights(hidden=7.0, query=6.8, feed=2.6, copy=0.7))  # capped scores: never fused
     return (replace(layer, pair_bytes=layer.score_bytes, score_bytes=0),) * layer_count(text)
 
 
@@ -150,8 +175,11 @@ def _gemma3(text: Text, width: int) -> tuple[Layer, ...]:
     )
 
 
+_GPT_OSS: Final = Weights(hidden=1.7, query=3.7, feed=4.1, chosen=3.1, copy=0.5)
+
+
 def _gpt_oss(text: Text, width: int) -> tuple[Layer, ...]:
-    layer, window = _attention(text, width, scores=3.0), number(text, "sliding_window")
+    layer, window = _attention(text, width, _GPT_OSS, scores=3), number(text, "sliding_window")
     kinds = texts(text, "layer_types", layer_count(text)) if text.get("layer_types") else None
     return tuple(
         layer if (kinds[position] == "full_attention" if kinds else position % 2) else _sliding(layer, window)
@@ -163,7 +191,13 @@ def _deepseek_v2(text: Text, width: int) -> tuple[Layer, ...]:
     heads = head_counts(text)[0]
     key_dim = number(text, "qk_nope_head_dim") + number(text, "qk_rope_head_dim")
     value_dim = number(text, "v_head_dim")
-    layer = replace(_attention({**text, "head_dim": key_dim}, width), token_bytes=heads * (key_dim + value_dim) * width)
+    token_bytes = heads * (key_dim + value_dim) * width
+    layer = replace(
+        _attention({**text, "head_dim": key_dim}, width, Weights(hidden=3.1, query=1.2, feed=2.5, chosen=3.1)),
+        token_bytes=token_bytes,
+        copy_bytes=token_bytes,
+        whole_bytes=heads * number(text, "qk_nope_head_dim") * width,
+    )
     return (layer,) * layer_count(text)
 
 
@@ -172,8 +206,9 @@ def _deepseek_v3(text: Text, width: int) -> tuple[Layer, ...]:
     latent, rope = number(text, "kv_lora_rank"), number(text, "qk_rope_head_dim")
     nope, value_dim = number(text, "qk_nope_head_dim"), number(text, "v_head_dim")
     layer = replace(
-        _attention({**text, "head_dim": nope + rope}, width),
+        _attention({**text, "head_dim": nope + rope}, width, Weights(hidden=3.1, query=2.6, feed=2.5, chosen=3.1)),
         token_bytes=(latent + rope) * width,
+        copy_bytes=0,
         score_bytes=0,
         pair_bytes=2 * heads * width + 1,
         context_bytes=heads * (nope + value_dim) * width,
@@ -185,12 +220,15 @@ def _state_space(text: Text, width: int, *, heads: int, head_dim: int, state: in
     """A mamba2 layer: its convolution's inputs and its state, and blocks of 256 tokens squared while it runs."""
     inner = heads * head_dim
     convolved = inner + 2 * groups * state
-    elements = 7.0 * hidden_size(text) + 7.6 * (inner + convolved) + 2.5 * heads * state
+    elements = 7.3 * hidden_size(text) + 8.5 * (inner + convolved) + 0.9 * heads * state
+    states = heads * head_dim * state
     return Layer(
         CacheKind.STATE,
-        state_bytes=heads * head_dim * state * FLOAT_BYTES + (kernel - 1) * convolved * width,
+        state_bytes=states * FLOAT_BYTES + (kernel - 1) * convolved * width,
         chunk_bytes=convolved * width,
-        square_bytes=6 * heads * FLOAT_BYTES,
+        square_bytes=round((5.5 * heads + 2.5) * FLOAT_BYTES),
+        block_bytes=3 * inner * FLOAT_BYTES,
+        fixed_bytes=5 * states * FLOAT_BYTES,
         work_bytes=round(elements * width),
     )
 
@@ -224,7 +262,9 @@ def _falcon_h1(text: Text, width: int) -> tuple[Layer, ...]:
         state_bytes=space.state_bytes,
         chunk_bytes=space.chunk_bytes,
         square_bytes=space.square_bytes,
-        work_bytes=attention.work_bytes + space.work_bytes,
+        block_bytes=space.block_bytes,
+        fixed_bytes=space.fixed_bytes,
+        work_bytes=attention.work_bytes + space.work_bytes // 4,  # the two run beside each other
     )
     return (both,) * layer_count(text)
 
@@ -254,7 +294,7 @@ def _lfm2(text: Text, width: int) -> tuple[Layer, ...]:
         multiplier = text.get("block_ffn_dim_multiplier")
         feed = int(multiplier * feed) if isinstance(multiplier, int | float) else feed
         feed = -(-feed // multiple) * multiple
-    attention = _attention({**text, "intermediate_size": feed}, width)
+    attention = _attention({**text, "intermediate_size": feed}, width, Weights(hidden=10.5, query=6.8, feed=2.1))
     convolution = Layer(
         CacheKind.STATE,
         state_bytes=kept * hidden * width,
@@ -273,11 +313,12 @@ def _qwen3_next(text: Text, width: int) -> tuple[Layer, ...]:
     key_heads, value_heads = number(text, "linear_num_key_heads"), number(text, "linear_num_value_heads")
     key_dim, value_dim = number(text, "linear_key_head_dim"), number(text, "linear_value_head_dim")
     convolved = 2 * key_heads * key_dim + value_heads * value_dim
+    states = value_heads * value_dim * key_dim
     linear = Layer(
         CacheKind.STATE,
-        state_bytes=value_heads * value_dim * key_dim * FLOAT_BYTES
-        + (number(text, "linear_conv_kernel_dim") - 1) * convolved * width,
-        work_bytes=attention.work_bytes,
+        state_bytes=states * FLOAT_BYTES + (number(text, "linear_conv_kernel_dim") - 1) * convolved * width,
+        scan_bytes=states * FLOAT_BYTES,
+        work_bytes=round((7 * convolved + hidden_size(text)) * width),
     )
     every = max(1, count(text, "full_attention_interval") or 4)
     return tuple(linear if (position + 1) % every else attention for position in range(layer_count(text)))

@@ -60,8 +60,8 @@ def prefill_transient_bytes(shape: ModelShape, chunk: int, context: int, backend
     context = max(chunk, context)
     if (learned := shape.learned) is not None:
         return round(chunk * (learned.transient_token_bytes + learned.transient_pair_bytes * context))
-    fused = BACKENDS.get(backend, BACKENDS["cpu"]).fuses(shape)
-    return max((_layer_transient_bytes(layer, chunk, context, fused) for layer in set(shape.layers)), default=0)
+    costs = BACKENDS.get(backend, BACKENDS["cpu"])
+    return max((_layer_transient_bytes(shape, layer, chunk, context, costs) for layer in set(shape.layers)), default=0)
 
 
 def decode_transient_bytes(shape: ModelShape, rows: int, context: int, backend: str = "cpu") -> int:
@@ -77,21 +77,34 @@ def decode_transient_bytes(shape: ModelShape, rows: int, context: int, backend: 
 
 
 @dataclass(frozen=True, slots=True)
-class BackendCost:
-    """Where a backend's attention kernel is fused, so that no scores are held."""
+class Backend:
+    """What a backend computes without holding what lies between.
+
+    Attributes:
+        fused_head_dims: elements per head for which attention is one kernel, so that no scores are held.
+        half_only: only with 2-byte activations.
+        masked: also with an array mask, as a sliding window has.
+        scans: recurrences are one kernel, so that no token's state is held.
+    """
 
     fused_head_dims: frozenset[int] = frozenset()
     half_only: bool = False
+    masked: bool = False
+    scans: bool = False
 
-    def fuses(self, shape: ModelShape) -> bool:
-        """Whether this model's plain attention is fused here."""
-        return shape.head_dim in self.fused_head_dims and (shape.element_bytes == 2 or not self.half_only)
+    def fuses(self, shape: ModelShape, layer: Layer) -> bool:
+        """Whether this layer's attention is one kernel here."""
+        return (
+            shape.head_dim in self.fused_head_dims
+            and (shape.element_bytes == 2 or not self.half_only)
+            and (layer.kind is not CacheKind.SLIDING or self.masked)
+        )
 
 
 BACKENDS: Final = {
-    "cpu": BackendCost(),
-    "metal": BackendCost(frozenset({64, 80, 96, 128})),
-    "cuda": BackendCost(frozenset(range(1, 129)), half_only=True),
+    "cpu": Backend(),
+    "metal": Backend(frozenset({64, 80, 96, 128}), masked=True, scans=True),
+    "cuda": Backend(frozenset(range(1, 129)), half_only=True),
 }
 
 
@@ -103,9 +116,14 @@ def ceil_step(tokens: int) -> int:
 def _row_bytes(layer: Layer, tokens: int, chunk: int) -> int:
     """What one layer keeps of one row."""
     kept = layer.state_bytes + min(chunk, tokens) * layer.chunk_bytes
-    if chunk >= tokens and tokens % STEP_TOKENS == 0:
+    if _is_whole(tokens, chunk):
         kept += tokens * layer.whole_bytes
     return kept + _held_tokens(layer, tokens, chunk) * layer.token_bytes
+
+
+def _is_whole(tokens: int, chunk: int) -> bool:
+    """Whether the prompt filled its first allocation at once: then nothing is copied, and views stay views."""
+    return chunk >= tokens and tokens % STEP_TOKENS == 0
 
 
 def _held_tokens(layer: Layer, tokens: int, chunk: int) -> int:
@@ -118,16 +136,18 @@ def _held_tokens(layer: Layer, tokens: int, chunk: int) -> int:
     return min(ceil_step(tokens), layer.window_tokens)
 
 
-def _layer_transient_bytes(layer: Layer, chunk: int, context: int, fused: bool) -> int:
+def _layer_transient_bytes(shape: ModelShape, layer: Layer, chunk: int, context: int, backend: Backend) -> int:
     attended = context
     if layer.kind is CacheKind.SLIDING:
         attended = min(context, layer.window_tokens - 1 + chunk)
-    pairs = layer.pair_bytes + (0 if fused else layer.score_bytes)
-    copied = _held_tokens(layer, context, chunk) * layer.token_bytes
+    pair_bytes = layer.pair_bytes + (0 if backend.fuses(shape, layer) else layer.score_bytes)
+    token_bytes = layer.work_bytes + (0 if backend.scans else layer.scan_bytes)
+    copied = layer.whole_bytes == 0 or not _is_whole(context, chunk)
+    block = min(chunk, STEP_TOKENS)
     return (
-        chunk * attended * pairs
-        + chunk * min(chunk, STEP_TOKENS) * layer.square_bytes
+        layer.fixed_bytes
+        + chunk * (attended * pair_bytes + token_bytes)
+        + block * (block * layer.square_bytes + layer.block_bytes)
         + attended * layer.context_bytes
-        + chunk * layer.work_bytes
-        + copied * 11 // 10
+        + (_held_tokens(layer, context, chunk) * layer.copy_bytes if copied else 0)
     )

@@ -33,7 +33,11 @@ class Layer:
 
         score_bytes: per chunk token and token it attends to, where the backend's attention is not fused.
         pair_bytes: the same, where no backend's attention is fused.
-        square_bytes: per chunk token and token of its block of 256 (state-space models).
+        square_bytes: per pair of tokens of a block, the first 256 of a chunk (state-space models).
+        block_bytes: per token of such a block.
+        scan_bytes: per chunk token, where the backend has no kernel for the recurrence and keeps each token's state.
+        fixed_bytes: whatever the chunk.
+        copy_bytes: per token kept, while the cache is copied into a larger one.
         context_bytes: per token of the context (compressed keys and values, expanded).
         work_bytes: per chunk token: all other activations of about one layer.
     """
@@ -47,5 +51,9 @@ class Layer:
     score_bytes: int = 0
     pair_bytes: int = 0
     square_bytes: int = 0
+    block_bytes: int = 0
+    scan_bytes: int = 0
+    fixed_bytes: int = 0
+    copy_bytes: int = 0
     context_bytes: int = 0
     work_bytes: int = 0

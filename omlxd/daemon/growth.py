@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from omlxd.core.admission import Admission, AdmissionKind, decide_block
 from omlxd.core.policy import Snapshot, WantedBlock
+from omlxd.core.units import format_bytes
+from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import aborted
 
@@ -25,6 +27,11 @@ class Growth:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """The models that stand still until room for their next block is found."""
+        return frozenset(self._tasks)
 
     def grant(self) -> None:
         """Tell the engine how far each model may grow; nobody is bound without the guard or without limits."""
@@ -95,10 +102,31 @@ class Growth:
             return
         answer = self._answer(model)
         if not answer.fits and self._passes_hard(model):
-            async with pool.lock:
-                await pool.abort_requests(model, aborted(model, answer.why))
-            return
-        self._extend(model)  # over the soft limit with nothing left to do: the same as ever (R9)
+            await self._end(model, answer)
+        else:
+            self._extend(model)  # over the soft limit with nothing left to do: the same as ever (R9)
+
+    async def _end(self, model: str, answer: Admission) -> None:
+        """The last resort: nobody may pass the hard limit, pinned or not."""
+        pool, begun_s = self._pool, self._pool.clock()
+        hard = f"the hard limit {format_bytes(pool.limits.hard_bytes)} ({pool.limits.hard_binding})"
+        need = f"the next block of `{model}`'s KV cache needs {format_bytes(answer.need_bytes)}"
+        reason = f"{need} and would pass {hard}, and nobody else can give way"
+        before = pool.engine.read()
+        async with pool.lock:
+            await pool.abort_requests(model, aborted(model, reason))
+            after = await pool.read_rest() or pool.engine.read()
+        record = DecisionRecord(
+            trigger="block",
+            rung="hard_limit",
+            action="abort_requests",
+            victim=model,
+            reason=reason,
+            before=before,
+            after=after,
+            duration_s=pool.clock() - begun_s,
+        )
+        pool.decisions.add(record, pool.limits)
 
     async def _evict_for(self, model: str) -> bool:
         """Unload idle models one by one until the block fits; whether it does, and is reserved."""

@@ -10,15 +10,17 @@ import asyncio
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.core.learned_costs import LearnedCosts
 
 SCHEMA = 1
+_KINDS: Mapping[str, type] = {"int": int, "float": float}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,12 @@ class SavedPin:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedWeights:
-    """What a model's weights took when files of this fingerprint were last loaded."""
+class LearnedSizes:
+    """What a model of these files took: its weights, and its requests where no formula says that."""
 
     fingerprint: str
     weights_bytes: int
+    costs: LearnedCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class SavedState:
 
     limit: SavedLimit | None = None
     pins: Mapping[str, SavedPin] = field(default_factory=dict)
-    learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
+    learned: Mapping[str, LearnedSizes] = field(default_factory=dict)
 
     def max_memory(self, manifest_max_memory: str) -> str | None:
         """The limit set at run time, while the manifest still says what it said then."""
@@ -70,9 +73,9 @@ class SavedState:
         """This state with one more word about a pin."""
         return replace(self, pins={**self.pins, model: pin})
 
-    def with_learned(self, model: str, weights: LearnedWeights) -> SavedState:
-        """This state with a measured size."""
-        return replace(self, learned={**self.learned, model: weights})
+    def with_learned(self, model: str, sizes: LearnedSizes) -> SavedState:
+        """This state with measured sizes."""
+        return replace(self, learned={**self.learned, model: sizes})
 
 
 class StateFile:
@@ -136,8 +139,8 @@ def parse_state(text: str) -> SavedState:
                 for name, pin in _table(document, "pins").items()
             },
             learned={
-                name: LearnedWeights(**_typed(weights, fingerprint=str, weights_bytes=int))
-                for name, weights in _table(document, "learned").items()
+                name: LearnedSizes(**_typed(sizes, fingerprint=str, weights_bytes=int), costs=_costs(sizes))
+                for name, sizes in _table(document, "learned").items()
             },
         )
     except (KeyError, AttributeError) as error:
@@ -157,6 +160,7 @@ def render_state(state: SavedState) -> str:
     if state.learned:
         document["learned"] = {
             name: {"fingerprint": known.fingerprint, "weights_bytes": known.weights_bytes}
+            | ({} if known.costs is None else {"costs": asdict(known.costs)})
             for name, known in state.learned.items()
         }
     return (
@@ -179,6 +183,13 @@ def write_atomically(path: Path, text: str) -> None:
         os.fsync(directory)  # the rename itself
     finally:
         os.close(directory)
+
+
+def _costs(sizes: Mapping[str, Any]) -> LearnedCosts | None:
+    """What was measured; None when nothing was, or an older omlxd wrote other figures: they are measured again."""
+    kinds = {each.name: _KINDS[str(each.type)] for each in fields(LearnedCosts)}
+    costs = sizes.get("costs", {})
+    return LearnedCosts(**_typed(costs, **kinds)) if kinds.keys() == costs.keys() else None
 
 
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

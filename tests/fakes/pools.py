@@ -108,6 +108,15 @@ async def until_decoding(generation: Generation) -> None:
     assert generation.state is RequestState.DECODE, generation.error
 
 
+async def until(condition: Callable[[], bool], at_most_s: float = 100.0) -> None:
+    """Let time pass until the condition holds."""
+    for _ in range(int(at_most_s / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never happened")
+
+
 async def turns(count: int = 5) -> None:
     """Let the loop run what is ready."""
     for _ in range(count):

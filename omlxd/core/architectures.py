@@ -120,23 +120,28 @@ def _attention(text: Text, width: int, weights: Weights | None = None, *, scores
         token_bytes=token_bytes,
         score_bytes=scores * heads * width + 1,
         copy_bytes=round(weights.copy * token_bytes),
-        work_bytes=round(elements * width),
+        work_bytes=round(elements * width * (1 + weights.half if width < FLOAT_BYTES else 1)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How often each width counts in the activations of one token at the peak, and the share of the cache copied."""
+    """How often each width counts in the activations of one token at the peak.
+
+    `copy` is the share of a layer's cache that is copied meanwhile, `half` what 4-byte intermediates of 2-byte
+    activations add.
+    """
 
     hidden: float
     query: float
     feed: float
     chosen: float = 0.0
     copy: float = 1.0
+    half: float = 0.35
 
 
 DENSE: Final = Weights(hidden=7.0, query=6.8, feed=2.1)
-EXPERTS: Final = Weights(hidden=3.1, query=4.0, feed=2.5, chosen=3.1, copy=0.4)
+EXPERTS: Final = Weights(hidden=3.5, query=4.0, feed=2.5, chosen=3.1, copy=0.4)
 
 
 def _sliding(layer: Layer, window: int) -> Layer:
@@ -163,19 +168,22 @@ def _phi3(text: Text, width: int) -> tuple[Layer, ...]:
 
 
 def _gemma2(text: Text, width: int) -> tuple[Layer, ...]:
-    layer = _attention(text, width, Weights(hidden=7.0, query=6.8, feed=2.6, copy=0.7))  # capped scores: never fused
+    layer = _attention(
+        text, width, Weights(hidden=7.0, query=6.8, feed=2.6, copy=0.7, half=0.55)
+    )  # capped scores: never fused
     return (replace(layer, pair_bytes=layer.score_bytes, score_bytes=0),) * layer_count(text)
 
 
 def _gemma3(text: Text, width: int) -> tuple[Layer, ...]:
-    layer, window = _attention(text, width), number(text, "sliding_window")
+    layer = _attention(text, width, replace(DENSE, hidden=9.0, half=0.4))
+    window = number(text, "sliding_window")
     pattern = max(1, number(text, "sliding_window_pattern"))
     return tuple(
         layer if position % pattern == pattern - 1 else _sliding(layer, window) for position in range(layer_count(text))
     )
 
 
-_GPT_OSS: Final = Weights(hidden=1.7, query=3.7, feed=4.1, chosen=3.1, copy=0.5)
+_GPT_OSS: Final = Weights(hidden=2.2, query=3.7, feed=4.1, chosen=3.1, copy=0.5)
 
 
 def _gpt_oss(text: Text, width: int) -> tuple[Layer, ...]:
@@ -193,7 +201,7 @@ def _deepseek_v2(text: Text, width: int) -> tuple[Layer, ...]:
     value_dim = number(text, "v_head_dim")
     token_bytes = heads * (key_dim + value_dim) * width
     layer = replace(
-        _attention({**text, "head_dim": key_dim}, width, Weights(hidden=3.1, query=1.2, feed=2.5, chosen=3.1)),
+        _attention({**text, "head_dim": key_dim}, width, Weights(hidden=3.5, query=1.2, feed=2.5, chosen=3.1)),
         token_bytes=token_bytes,
         copy_bytes=token_bytes,
         whole_bytes=heads * number(text, "qk_nope_head_dim") * width,
@@ -264,7 +272,7 @@ def _falcon_h1(text: Text, width: int) -> tuple[Layer, ...]:
         square_bytes=space.square_bytes,
         block_bytes=space.block_bytes,
         fixed_bytes=space.fixed_bytes,
-        work_bytes=attention.work_bytes + space.work_bytes // 4,  # the two run beside each other
+        work_bytes=attention.work_bytes + space.work_bytes // 5,  # the two run beside each other
     )
     return (both,) * layer_count(text)
 
@@ -294,7 +302,9 @@ def _lfm2(text: Text, width: int) -> tuple[Layer, ...]:
         multiplier = text.get("block_ffn_dim_multiplier")
         feed = int(multiplier * feed) if isinstance(multiplier, int | float) else feed
         feed = -(-feed // multiple) * multiple
-    attention = _attention({**text, "intermediate_size": feed}, width, Weights(hidden=10.5, query=6.8, feed=2.1))
+    attention = _attention(
+        {**text, "intermediate_size": feed}, width, Weights(hidden=10.5, query=6.8, feed=2.1, half=0.9)
+    )
     convolution = Layer(
         CacheKind.STATE,
         state_bytes=kept * hidden * width,
@@ -318,7 +328,7 @@ def _qwen3_next(text: Text, width: int) -> tuple[Layer, ...]:
         CacheKind.STATE,
         state_bytes=states * FLOAT_BYTES + (number(text, "linear_conv_kernel_dim") - 1) * convolved * width,
         scan_bytes=states * FLOAT_BYTES,
-        work_bytes=round((7 * convolved + hidden_size(text)) * width),
+        work_bytes=round((4.7 * convolved + 5.0 * hidden_size(text) + 0.8 * feed_forward(text)) * width),
     )
     every = max(1, count(text, "full_attention_interval") or 4)
     return tuple(linear if (position + 1) % every else attention for position in range(layer_count(text)))

@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from omlxd.core.layer_cost import CacheKind, Layer
+from omlxd.core.layer_cost import STEP_TOKENS, CacheKind, Layer, ceil_step
 from omlxd.core.model_shape import ModelShape
-
-STEP_TOKENS: Final = 256
-"""mlx-lm's caches grow by this many tokens at a time."""
 
 
 def kv_bytes(shape: ModelShape, tokens: int, rows: int = 1, chunk: int = 0) -> int:
@@ -61,7 +58,9 @@ def prefill_transient_bytes(shape: ModelShape, chunk: int, context: int, backend
     if (learned := shape.learned) is not None:
         return round(chunk * (learned.transient_token_bytes + learned.transient_pair_bytes * context))
     costs = BACKENDS.get(backend, BACKENDS["cpu"])
-    return max((_layer_transient_bytes(shape, layer, chunk, context, costs) for layer in set(shape.layers)), default=0)
+    # Of the last layer only its keys and values are computed: nothing asks for the rest.
+    layers = set(shape.layers[:-1] or shape.layers)
+    return max((_layer_transient_bytes(shape, layer, chunk, context, costs) for layer in layers), default=0)
 
 
 def decode_transient_bytes(shape: ModelShape, rows: int, context: int, backend: str = "cpu") -> int:
@@ -106,11 +105,6 @@ BACKENDS: Final = {
     "metal": Backend(frozenset({64, 80, 96, 128}), masked=True, scans=True),
     "cuda": Backend(frozenset(range(1, 129)), half_only=True),
 }
-
-
-def ceil_step(tokens: int) -> int:
-    """`tokens` rounded up to what a cache allocates."""
-    return -(-tokens // STEP_TOKENS) * STEP_TOKENS
 
 
 def _row_bytes(layer: Layer, tokens: int, chunk: int) -> int:

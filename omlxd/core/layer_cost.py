@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+STEP_TOKENS: Final = 256
+"""mlx-lm's caches grow by this many tokens at a time."""
 
 
 class CacheKind(StrEnum):
@@ -57,3 +61,8 @@ class Layer:
     copy_bytes: int = 0
     context_bytes: int = 0
     work_bytes: int = 0
+
+
+def ceil_step(tokens: int) -> int:
+    """`tokens` rounded up to what a cache allocates."""
+    return -(-tokens // STEP_TOKENS) * STEP_TOKENS

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from omlxd.core.layer_cost import STEP_TOKENS, CacheKind, Layer, ceil_step
+from omlxd.core.layer_cost import STEP_TOKENS as STEP_TOKENS
+from omlxd.core.layer_cost import CacheKind, Layer, ceil_step
 from omlxd.core.model_shape import ModelShape
 
 

@@ -23,7 +23,7 @@ NOISE = 0.02
 
 def costs_of_files(files: ModelFiles, learned: LearnedCosts | None, backend: str | None) -> KvCosts:
     """The costs of the model in these files, on a backend that may not be known yet (the CPU is the dearest)."""
-    shape = shape_of(files.config)
+    shape = shape_of(files.config, files.element_bytes)
     if not shape.known:
         shape = replace(shape, learned=learned)
     return ShapeCosts(shape, backend or "cpu")

@@ -59,7 +59,7 @@ class Admission:
         kind: reserve now, evict `victims` first, wait for `blockers`, or refuse.
         why: the reason in plain words with numbers.
         chunk_tokens: the chunk that fits (`admit`).
-        need_bytes: what the request adds to what stays and holds in passing, with the smallest chunk if it must.
+        need_bytes: what it adds under the limit that binds, with the smallest chunk if it must.
         limit_bytes: the limit that binds; 0 when none does.
         binding: what sets it: `max_memory`, `ram`, `metal`, `system`, `pinned`, ...
         limit: the limit that binds, in words.
@@ -111,12 +111,12 @@ def decide_request(
         shortage = _shortage(taken_bytes, difference, limits)
         if shortage.short_bytes <= 0:
             why = f"{format_bytes(difference.stays_bytes)} more fit, in chunks of {chunk} tokens"
-            return Admission(AdmissionKind.ADMIT, why, _need(difference), chunk_tokens=chunk)
+            return Admission(AdmissionKind.ADMIT, why, _need(difference, shortage), chunk_tokens=chunk)
     need = f"a prompt of {ask.prompt_tokens} tokens to `{ask.model}`"
     answer = _give_way(snapshot, ledger, ask.model, need, difference, shortage, yielding)
     if answer.kind is AdmissionKind.WAIT and not ask.costs.certain and not ledger.running() and not answer.blockers:
         # A guess refuses nobody: alone and in the smallest chunks it may try, and after one chunk its cost is known.
-        return Admission(AdmissionKind.ADMIT, "its cost is not known yet", _need(difference), chunk_tokens=chunk)
+        return Admission(AdmissionKind.ADMIT, "its cost is not known yet", answer.need_bytes, chunk_tokens=chunk)
     return answer
 
 
@@ -127,7 +127,7 @@ def decide_block(snapshot: Snapshot, limits: Limits, ledger: Ledger, model: str)
     difference = ledger.if_extended(model)
     shortage = _shortage(taken(snapshot, limits, ledger), difference, limits)
     if shortage.short_bytes <= 0:
-        return Admission(AdmissionKind.ADMIT, "the next block fits", _need(difference))
+        return Admission(AdmissionKind.ADMIT, "the next block fits", _need(difference, shortage))
     return _give_way(snapshot, ledger, model, f"the next block of `{model}`'s KV cache", difference, shortage)
 
 
@@ -223,8 +223,9 @@ def _soft(limits: Limits) -> int:
     return max(limits.soft_bytes, limits.tolerated_bytes) if limits.soft_bytes > 0 else 0
 
 
-def _need(difference: Difference) -> int:
-    return difference.stays_bytes + difference.transient_bytes
+def _need(difference: Difference, shortage: Shortage) -> int:
+    """What it needs under the limit that binds: what passes counts for the hard limit only."""
+    return difference.stays_bytes + (difference.transient_bytes if shortage.passes else 0)
 
 
 def _give_way(
@@ -241,8 +242,9 @@ def _give_way(
     loaded = sorted((each for each in others if each.state is EntryState.LOADED), key=_lru_key)
     idle = [each for each in loaded if not each.pinned and (not each.busy or each.name in yielding)]
     victims = shortest_prefix(idle, shortage.short_bytes)
-    why = f"{need} needs {format_bytes(_need(difference))}, {format_bytes(shortage.short_bytes)} more than"
-    why += f" {shortage.limit} leaves"
+    need_bytes = _need(difference, shortage)
+    why = f"{need} needs {format_bytes(need_bytes)}, {format_bytes(shortage.short_bytes)} more than {shortage.limit}"
+    why += " leaves"
     if victims:
         names = ", ".join(f"`{each.name}`" for each in victims)
         kind, why = AdmissionKind.EVICT, f"{why}; {names} {'is' if len(victims) == 1 else 'are'} idle"
@@ -255,7 +257,7 @@ def _give_way(
     return Admission(
         kind,
         why,
-        need_bytes=_need(difference),
+        need_bytes=need_bytes,
         limit_bytes=shortage.limit_bytes,
         binding=shortage.binding,
         limit=shortage.limit,

@@ -219,8 +219,8 @@ class Case:
         """`active memory 5.0 GiB is 1.0 GiB over the soft limit 4.0 GiB (max_memory)`."""
         if self.wanted is not None:
             return (
-                f"the next block of `{self.wanted.model}`'s KV cache needs {format_bytes(self.wanted.need_bytes)},"
-                f" {format_bytes(self.wanted.short_bytes)} more than {self.wanted.limit} leaves"
+                f"the next block of `{self.wanted.model}`'s KV cache ({format_bytes(self.wanted.need_bytes)})"
+                f" would be {format_bytes(self.wanted.short_bytes)} over {self.wanted.limit}"
             )
         gauge = "active memory" if self.limits.policy is Policy.REFERENCE else "used memory"
         over = format_bytes(self.pressure_bytes - self.limits.soft_bytes)

@@ -51,7 +51,7 @@ async def test_r7_a_block_that_does_not_fit_ends_the_only_models_requests_before
     async with scene.pool as pool:
         enforcer = scene.enforcer(200, hard_mib=220)
         enforcer.start()
-        with pytest.raises(RequestAborted, match=r"the next block of `a`'s KV cache needs 16\.0 MiB"):
+        with pytest.raises(RequestAborted, match=r"next block of `a`'s KV cache \(16\.0 MiB\) would be"):
             await start(pool, "a", 100).text()
         await enforcer.settle()
         (decision,) = scene.named(EventName.DECISION)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 from omlxd.core import kv_estimate
-from omlxd.core.model_shape import ModelShape
+from omlxd.core.learned_costs import LearnedCosts
+from omlxd.core.model_shape import ModelShape, shape_of
 
 BLOCK_TOKENS: Final = kv_estimate.STEP_TOKENS
 """KV caches grow by this many tokens at a time, and so do reservations."""
@@ -56,6 +58,19 @@ class ShapeCosts:
     def decode_transient_bytes(self, rows: int, context: int) -> int:
         """See `KvCosts`."""
         return kv_estimate.decode_transient_bytes(self.shape, rows, context, self.backend)
+
+
+def costs_of_config(
+    config: Mapping[str, Any], element_bytes: int | None, learned: LearnedCosts | None, backend: str | None
+) -> ShapeCosts:
+    """The costs of the model with this config.json, on a backend that may not be known yet (the CPU is the dearest).
+
+    What was learned counts only where no checked formula says it.
+    """
+    shape = shape_of(config, element_bytes)
+    if not shape.known:
+        shape = replace(shape, learned=learned)
+    return ShapeCosts(shape, backend or "cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,17 +59,26 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Predicted bytes of one wish: what stays, and the largest step in passing with chunks of `chunk_tokens`."""
+    """Predicted bytes: what stays, and the largest step in passing.
+
+    Attributes:
+        weights_bytes: the weights.
+        kv_bytes: the KV caches at the full context.
+        growth_bytes: what is reserved beyond that, for the next block and for a window not yet cut.
+        transient_bytes: what the largest step holds in passing.
+        chunk_tokens: tokens of a prefill step that this was worked out with.
+    """
 
     weights_bytes: int
     kv_bytes: int
+    growth_bytes: int
     transient_bytes: int
     chunk_tokens: int
 
     @property
     def stays_bytes(self) -> int:
         """What stays while it runs."""
-        return self.weights_bytes + self.kv_bytes
+        return self.weights_bytes + self.kv_bytes + self.growth_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -187,7 +196,7 @@ class Planner:
 
     def _need(self, wishes: Sequence[Wish], beside_bytes: int) -> Need:
         """The need with the largest chunk that fits, or with the smallest."""
-        need = Need(0, 0, 0, 0)
+        need = Need(0, 0, 0, 0, 0)
         for chunk in chunks(self.chunk_tokens):
             need = _need(wishes, chunk)
             if self._shortage(beside_bytes, need)[0] <= 0:
@@ -226,18 +235,19 @@ class Planner:
 
 
 def _need(wishes: Sequence[Wish], chunk: int) -> Need:
-    kv_bytes, transient_bytes = 0, 0
+    kv_bytes, reserved_bytes, transient_bytes = 0, 0, 0
     for wish in wishes:
-        batched, prompt = wish.rows > 1, min(chunk, wish.context_tokens)
-        reserved = reserved_tokens(wish.context_tokens, batched)
-        prefilled_bytes = wish.costs.kv_bytes(wish.context_tokens, 1, prompt) - wish.costs.kv_bytes(reserved, 1)
-        kv_bytes += wish.costs.kv_bytes(reserved, wish.rows) + max(0, prefilled_bytes)
+        costs, tokens = wish.costs, wish.context_tokens
+        reserved, prompt = reserved_tokens(tokens, batched=wish.rows > 1), min(chunk, tokens)
+        uncut_bytes = costs.kv_bytes(tokens, 1, prompt) - costs.kv_bytes(reserved, 1)
+        kv_bytes += costs.kv_bytes(tokens, wish.rows)
+        reserved_bytes += costs.kv_bytes(reserved, wish.rows) + max(0, uncut_bytes)
         passing_bytes = max(
-            wish.costs.prefill_transient_bytes(prompt, wish.context_tokens),
-            wish.costs.decode_transient_bytes(wish.rows, reserved),
+            costs.prefill_transient_bytes(prompt, tokens), costs.decode_transient_bytes(wish.rows, reserved)
         )
         transient_bytes = max(transient_bytes, passing_bytes)
-    return Need(sum(wish.weights_bytes for wish in wishes), kv_bytes, transient_bytes, chunk)
+    weights_bytes = sum(wish.weights_bytes for wish in wishes)
+    return Need(weights_bytes, kv_bytes, reserved_bytes - kv_bytes, transient_bytes, chunk)
 
 
 def _last(low: int, high: int, fits: Callable[[int], bool]) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from omlxd.core.costs import KvCosts, ShapeCosts
+from omlxd.core.costs import KvCosts, costs_of_config
 from omlxd.core.events import Event, EventName
 from omlxd.core.learned_costs import ChunkSample, LearnedCosts, learn
-from omlxd.core.model_shape import shape_of
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.model_files import ModelFiles
 from omlxd.engine.protocol import Prefilled
@@ -23,10 +22,7 @@ NOISE = 0.02
 
 def costs_of_files(files: ModelFiles, learned: LearnedCosts | None, backend: str | None) -> KvCosts:
     """The costs of the model in these files, on a backend that may not be known yet (the CPU is the dearest)."""
-    shape = shape_of(files.config, files.element_bytes)
-    if not shape.known:
-        shape = replace(shape, learned=learned)
-    return ShapeCosts(shape, backend or "cpu")
+    return costs_of_config(files.config, files.element_bytes, learned, backend)
 
 
 def learn_from(pool: EnginePool, entry: EnginePoolEntry, event: Prefilled, chunk_tokens: int) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from omlxd.core.architectures import feed_forward, generic_layers, head_counts, hidden_size, layers_of, with_defaults
+from omlxd.core.architectures import generic_layers, layers_of, with_defaults
 from omlxd.core.config_fields import count
 from omlxd.core.layer_cost import Layer
+from omlxd.core.layer_kinds import feed_forward, head_counts, hidden_size
 from omlxd.core.learned_costs import LearnedCosts
 
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}

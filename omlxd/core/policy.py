@@ -398,7 +398,7 @@ def _report(case: Case) -> Decision:
         count = "the only loaded model is" if len(case.loaded) == 1 else f"all {len(case.loaded)} loaded models are"
         reason = f"{case.over_text}, and {count} pinned"
         return case.answer("report", None, reason, Outcome.ALL_PINNED, candidates)
-    known_bytes = sum(entry.committed_bytes for entry in case.loaded)
+    known_bytes = sum(entry.held_bytes for entry in case.loaded)
     what = f"`{case.loaded[0].name}` is the only loaded model and is idle" if case.loaded else "no model is loaded"
     rest = format_bytes(max(0, case.pressure_bytes - known_bytes))
     reason = f"{case.over_text}; {what}, and {rest} are unaccounted for"

@@ -15,8 +15,8 @@ from omlxd.engine.protocol import Prefilled
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
 
-
 ENOUGH_SAMPLES = 4
+LEAST_CHUNK_TOKENS = 16
 NOISE = 0.02
 
 
@@ -27,11 +27,14 @@ def costs_of_files(files: ModelFiles, learned: LearnedCosts | None, backend: str
 
 def learn_from(pool: EnginePool, entry: EnginePoolEntry, event: Prefilled, chunk_tokens: int) -> None:
     """Take a measured prefill step over, where no checked formula says what it costs."""
-    if entry.files is None or event.kv_bytes <= 0 or chunk_tokens <= 0:
+    if entry.files is None or event.kv_bytes <= 0 or (entry.costs.certain and entry.learned is None):
         return
-    if entry.costs.certain and entry.learned is None:
+    # A prompt's last token is left to the first decode step, and its last chunk is measured together with that step.
+    left = 1 if event.done == event.total else 0
+    if chunk_tokens - left < LEAST_CHUNK_TOKENS:
         return
-    entry.samples.append(ChunkSample(chunk_tokens, event.done, event.kv_bytes, event.transient_bytes))
+    sample = ChunkSample(chunk_tokens - left, event.done - left, event.kv_bytes, event.transient_bytes)
+    entry.samples.append(sample)
     if entry.learned is not None and len(entry.samples) < ENOUGH_SAMPLES:
         return  # what an earlier process has learned is worth more than a chunk or two
     learned = learn(entry.samples)

@@ -86,6 +86,8 @@ class StateFile:
         self.state = SavedState()
         self._emit = emit
         self._writing = asyncio.Lock()
+        self._written: SavedState | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def load(self) -> SavedState:
         """Read the file; damaged, it is moved to `state.toml.damaged` with a warning."""
@@ -96,15 +98,28 @@ class StateFile:
         except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
             self._move_aside(error)
             self.state = SavedState()
+        self._written = self.state
         return self.state
 
     async def change(self, update: Callable[[SavedState], SavedState]) -> None:
         """Take a change over and write it; when this returns it is on the disk (or its failure in the log)."""
         self.state = update(self.state)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Write what is not on the disk yet: a daemon that ends may have cut a change short."""
+        writing = asyncio.create_task(self._write())
+        self._tasks.add(writing)
+        writing.add_done_callback(self._tasks.discard)
+        await asyncio.shield(writing)  # a thread that writes cannot be cancelled, so nobody else may begin meanwhile
+
+    async def _write(self) -> None:
         async with self._writing:  # whoever comes second writes the newest state, in order
-            text = render_state(self.state)
+            if (state := self.state) == self._written:
+                return
             try:
-                await asyncio.to_thread(write_atomically, self.path, text)
+                await asyncio.to_thread(write_atomically, self.path, render_state(state))
+                self._written = state
             except OSError as error:
                 reason = error.strerror or type(error).__name__
                 fields = {"path": str(self.path), "reason": f"not written: {reason}"}

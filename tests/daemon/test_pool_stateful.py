@@ -43,11 +43,15 @@ LEGAL = {
 
 
 class WatchedEntry(EnginePoolEntry):
-    """An entry that takes only the legal turns of its life."""
+    """An entry that takes only the legal turns of its life, and remembers whether it was pinned when it was evicted."""
+
+    was_pinned = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "state" and value is not self.state:
             assert (self.state, value) in LEGAL, f"`{self.name}`: {self.state} -> {value}"
+            if value is EntryState.UNLOADING:
+                self.was_pinned = self.pinned
         super().__setattr__(name, value)
 
 
@@ -101,7 +105,7 @@ class PoolMachine(RuleBasedStateMachine):
         if event.event is EventName.ENFORCER_ERROR:
             self.wrong.append(event.fields["error"])
         evicted = event.fields["victim"] if event.event is EventName.DECISION else None
-        if evicted and event.fields["action"] == "unload" and self.pool.entries[evicted].pinned:
+        if evicted and event.fields["action"] == "unload" and self.pool.entries[evicted].was_pinned:
             self.wrong.append(f"the pinned `{evicted}` was evicted")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

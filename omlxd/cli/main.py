@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "pin": "models",
     "unpin": "models",
     "limit": "limit",
+    "plan": "plan",
     "run": "run",
     "requests": "requests",
     "abort": "requests",

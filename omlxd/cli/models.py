@@ -32,9 +32,17 @@ def load(
     context: typer.Context,
     model: Model,
     pin: Annotated[bool, typer.Option("--pin", help="Pin it as well.")] = False,
+    estimate_only: Annotated[
+        bool, typer.Option("--estimate-only", help="Load nothing; show what `plan` says of it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Load a model and wait until it is ready."""
+    if estimate_only:
+        from omlxd.cli.plan import plan
+
+        plan(context, [model], json=json)
+        return
     try:
         result = load_with_progress(client_of(context), model, pin=pin)
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from omlxd.cli.sentences import clock, decision_sentence, one_line
 from omlxd.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from omlxd.core.plan import Verdict, Wish
     from omlxd.daemon.manifest_file import ModelReport
 
 WIDTH_ON_A_PIPE: Final = 200  # nothing is cut off for whoever reads it
@@ -131,6 +132,46 @@ def check_table(reports: Iterable[tuple[ModelReport, bool]]) -> Table:
             _word(report.path or NOTHING),
         )
     return table
+
+
+def plan_table(rows: Iterable[tuple[Wish, Verdict]], together: Verdict | None) -> Table:
+    """What `plan` predicts for each model by itself, and for all of them at the same time."""
+    table = _table(
+        "~MODEL",
+        "FITS",
+        ">WEIGHTS",
+        ">KV",
+        ">GROWTH",
+        ">TRANSIENT",
+        ">CONTEXT",
+        ">MOST",
+        ">REQ",
+        ">MOST",
+        "BINDS",
+        "~UNLOADS",
+    )
+    for wish, verdict in rows:
+        table.add_row(
+            _word(wish.name),
+            *_plan_sizes(verdict),
+            str(wish.context_tokens),
+            str(verdict.max_context_tokens),
+            str(wish.rows),
+            str(verdict.max_concurrency),
+            _word(verdict.binding),
+            _word(", ".join(verdict.evict) or NOTHING),
+        )
+    if together is not None:
+        blanks = [NOTHING] * 4
+        evict = _word(", ".join(together.evict) or NOTHING)
+        table.add_row(_word("together"), *_plan_sizes(together), *blanks, _word(together.binding), evict)
+    return table
+
+
+def _plan_sizes(verdict: Verdict) -> tuple[str | Text, ...]:
+    need = verdict.need
+    fits = Text("yes", style="green") if verdict.fits else Text("no", style="red")
+    return fits, *map(_size, (need.weights_bytes, need.kv_bytes, need.growth_bytes, need.transient_bytes))
 
 
 def requests_table(requests: Iterable[Mapping[str, Any]]) -> Table:

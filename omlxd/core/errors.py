@@ -2,7 +2,8 @@
 
 OmlxError                    1  500  anything that failed
 ├── InvalidRequest           2  400  the caller's words are off
-│   └── ContextExceeded      2  400  the prompt is longer than the model's context
+│   ├── ContextExceeded      2  400  the prompt is longer than the model's context
+│   └── PrefillMemoryExceeded 2 400  the prompt needs more memory than the limits can ever give it
 ├── DaemonNotRunning         3    -  nobody answers at the socket
 ├── AlreadyRunning           1    -  another daemon holds the lock
 ├── UnknownModel             4  404  no such name in the manifest
@@ -61,6 +62,12 @@ class ContextExceeded(InvalidRequest):
     """The prompt (plus what is to be generated) is longer than the model's context."""
 
     code = "context_length_exceeded"
+
+
+class PrefillMemoryExceeded(InvalidRequest):
+    """The prompt needs more memory than the limits can ever give it; it was refused before anything was allocated."""
+
+    code = "prefill_memory_exceeded"
 
 
 class DaemonNotRunning(OmlxError):

@@ -25,3 +25,22 @@ def weights_bytes(headers: Iterable[Mapping[str, Any]]) -> int:
                 begin, end = tensor["data_offsets"]
                 sizes[name] = end - begin
     return sum(sizes.values())
+
+
+_FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+_FLOW: Final = ("embed", "wte", "word_embeddings", "input_layernorm", "attention_norm", "ln_1")
+
+
+def activation_bytes(headers: Iterable[Mapping[str, Any]]) -> int | None:
+    """Bytes of one activation element: the widest floating type of the embedding and of the layers' first norm.
+
+    The config's `torch_dtype` says how the model was trained, not how these weights are stored; a model computes in
+    what its embedding (quantised: its scales) and norms promote to. None when no such tensor is there.
+    """
+    flowing, others = set[int](), set[int]()
+    for header in headers:
+        for name, tensor in header.items():
+            width = _FLOAT_BYTES.get(str(tensor.get("dtype"))) if name != METADATA_KEY else None
+            if width is not None:
+                (flowing if any(part in name for part in _FLOW) else others).add(width)
+    return max(flowing or others, default=None)

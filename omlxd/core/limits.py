@@ -6,7 +6,7 @@ The soft limit is `max_memory`; above it the enforcer acts. The hard limit is wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from omlxd.core.errors import InvalidRequest
@@ -69,12 +69,14 @@ class MemoryLimits:
         hard_bytes: loads and prefill may never pass it.
         binding: what sets the soft limit: `max_memory`, `ram`, `metal`, `cuda` or `cgroup`.
         warnings: sentences for the user when the limit is not what was asked for.
+        hard_binding: what sets the hard limit: `hard_limit`, `ram`, or what sets the soft one or caps it.
     """
 
     soft_bytes: int
     hard_bytes: int
     binding: str
     warnings: tuple[str, ...] = ()
+    hard_binding: str = field(default="ram", compare=False)
 
 
 def resolve_limits(max_memory: int, hard_limit: int | None, machine: Machine) -> MemoryLimits:
@@ -98,10 +100,16 @@ def resolve_limits(max_memory: int, hard_limit: int | None, machine: Machine) ->
             f" ({cap_source}: {format_bytes(cap_bytes)}); using {format_bytes(soft_bytes)}",
         )
     if hard_limit is None:
-        hard_bytes = max(0, min(max(soft_bytes, machine.ram_bytes - SYSTEM_RESERVE_BYTES), cap_bytes))
+        left_bytes = machine.ram_bytes - SYSTEM_RESERVE_BYTES
+        hard_bytes = max(0, min(max(soft_bytes, left_bytes), cap_bytes))
+        hard_binding = "ram" if soft_bytes <= left_bytes else binding
+        if cap_bytes < max(soft_bytes, left_bytes):
+            hard_binding = cap_source
     else:
-        hard_bytes = _checked_hard(hard_limit, soft_bytes, cap_bytes, cap_source)
-    return MemoryLimits(soft_bytes=soft_bytes, hard_bytes=hard_bytes, binding=binding, warnings=warnings)
+        hard_bytes, hard_binding = _checked_hard(hard_limit, soft_bytes, cap_bytes, cap_source), "hard_limit"
+    return MemoryLimits(
+        soft_bytes=soft_bytes, hard_bytes=hard_bytes, binding=binding, warnings=warnings, hard_binding=hard_binding
+    )
 
 
 def auto_limit(machine: Machine) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from omlxd.core.errors import InvalidRequest, UnknownModel
-from omlxd.core.limits import Machine, MemoryLimits, auto_limit, resolve_limits
+from omlxd.core.limits import GIB, Machine, MemoryLimits, auto_limit, resolve_limits
 from omlxd.core.memory import Policy
 from omlxd.core.units import parse_size
 from omlxd.core.wording import nearest, shown
@@ -33,6 +33,7 @@ class DaemonSettings:
     Attributes:
         max_memory: the soft limit as written: `auto`, a size, a percentage, bytes; see `memory_limits`.
         hard_limit: the hard limit as written, or None for the one that follows from the soft limit.
+        min_available: what other programs must leave the system, as written; None for what `min_available_bytes` says.
         poll_interval_s: seconds between two looks of the enforcer.
         policy: how pressure is answered.
         prefill_memory_guard: refuse a prefill that would pass the hard limit.
@@ -48,6 +49,7 @@ class DaemonSettings:
 
     max_memory: str | int = AUTO
     hard_limit: str | int | None = None
+    min_available: str | int | None = None
     poll_interval_s: float = 1.0
     policy: Policy = Policy.REFERENCE
     prefill_memory_guard: bool = True
@@ -151,6 +153,18 @@ def max_memory_bytes(max_memory: str | int, machine: Machine) -> int:
     if isinstance(max_memory, str) and max_memory.strip().lower() == AUTO:
         return auto_limit(machine)
     return parse_size(max_memory, ram_bytes=machine.ram_bytes)
+
+
+def min_available_bytes(min_available: str | int | None, machine: Machine, platform: str) -> int:
+    """What other programs must leave the system, in bytes; raises InvalidRequest.
+
+    Args:
+        min_available: as written; by default 2 GiB on macOS, which slows down before it swaps, and 1 GiB elsewhere.
+        platform: as `sys.platform` names it.
+    """
+    if min_available is None:
+        return (2 if platform == "darwin" else 1) * GIB
+    return parse_size(min_available, ram_bytes=machine.ram_bytes)
 
 
 def parse_listen(text: str) -> ListenAddress | None:

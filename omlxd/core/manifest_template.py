@@ -22,6 +22,10 @@ max_memory = "auto"
 # What loading and prompts may never pass. Left out: all of the memory but 4 GiB, or `max_memory` if that is more.
 #hard_limit = "12G"
 
+# What other programs must leave the system. With less, idle models go and nothing new runs. Left out: 2G on macOS,
+# 1G elsewhere. 0 = do not look at it.
+#min_available = "2G"
+
 # How often the enforcer looks, and what it does when memory is over the limit.
 #poll_interval = "1s"
 #policy = "reference"

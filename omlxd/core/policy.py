@@ -35,6 +35,7 @@ class EntrySnapshot:
         leases: holds by requests and loads; one with a lease is not idle.
         last_used_s: on the snapshot's clock; *now* while it is running or waiting.
         loading_order: the load in progress, higher is newer.
+        promised_bytes: what the ledger has promised it: weights, and KV caches with room to grow.
     """
 
     name: str
@@ -47,6 +48,7 @@ class EntrySnapshot:
     leases: int = 0
     last_used_s: float = 0.0
     loading_order: int | None = None
+    promised_bytes: int = 0
 
     @property
     def busy(self) -> bool:
@@ -56,27 +58,74 @@ class EntrySnapshot:
     @property
     def committed_bytes(self) -> int:
         """What it has been promised: loaded, loading and unloading models count in full."""
+        return max(self.held_bytes, self.promised_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is known to be in memory for it; a load counts as if it had ended."""
         held = self.state in (EntryState.LOADED, EntryState.LOADING, EntryState.UNLOADING)
         return self.weights_bytes + self.kv_bytes if held else 0
 
 
 @dataclass(frozen=True, slots=True)
+class WantedBlock:
+    """The next block of a decode batch that does not fit: pressure before it is allocated.
+
+    Attributes:
+        model: whose requests stand still until it is there.
+        need_bytes: what it takes.
+        short_bytes: how much of that is missing under the limit that binds.
+        limit: that limit in words, as `the soft limit 4.0 GiB (max_memory)`.
+    """
+
+    model: str
+    need_bytes: int
+    short_bytes: int
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a decision may depend on; seconds on a monotonic clock."""
+    """All that a decision may depend on; seconds on a monotonic clock.
+
+    `wanted` is a block that decoding requests cannot go on without: what it lacks counts as pressure.
+    """
 
     now_s: float
     reading: MemoryReading
     entries: tuple[EntrySnapshot, ...] = ()
+    wanted: WantedBlock | None = None
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What is missing for the wanted block."""
+        return 0 if self.wanted is None else self.wanted.short_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits in force in bytes (0: none), what sets the soft one, and the policy that keeps them."""
+    """The limits in force, and the policy that keeps them.
+
+    Attributes:
+        soft_bytes, hard_bytes: the limits; 0 for none.
+        binding, hard_binding: what sets each of them.
+        policy: how pressure is answered.
+        tolerated_bytes: over the soft limit with nothing left to do (R9), usage up to here is let be, so that small
+            requests still run; 0 while the limit can be kept.
+        min_available_bytes: when the system has less than this, caches and idle models go and nothing new is admitted.
+    """
 
     soft_bytes: int = 0
     hard_bytes: int = 0
     binding: str = "max_memory"
     policy: Policy = Policy.REFERENCE
+    hard_binding: str = "ram"
+    tolerated_bytes: int = 0
+    min_available_bytes: int = 0
+
+    def system_short(self, reading: MemoryReading) -> bool:
+        """Whether other programs leave the system less than `min_available`; False when it is not known."""
+        return bool(reading.system_total_bytes) and reading.system_available_bytes < self.min_available_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +166,7 @@ class Outcome(StrEnum):
     UNLOADING = "unloading"
     ALL_PINNED = "all_pinned"
     UNACCOUNTED = "unaccounted"
+    SYSTEM_SHORT = "system_short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +212,16 @@ class Case:
     loaded: tuple[EntrySnapshot, ...]
     loading: tuple[EntrySnapshot, ...]
     unloading: tuple[EntrySnapshot, ...]
+    wanted: WantedBlock | None = None
 
     @property
     def over_text(self) -> str:
         """`active memory 5.0 GiB is 1.0 GiB over the soft limit 4.0 GiB (max_memory)`."""
+        if self.wanted is not None:
+            return (
+                f"the next block of `{self.wanted.model}`'s KV cache ({format_bytes(self.wanted.need_bytes)})"
+                f" would be {format_bytes(self.wanted.short_bytes)} over {self.wanted.limit}"
+            )
         gauge = "active memory" if self.limits.policy is Policy.REFERENCE else "used memory"
         over = format_bytes(self.pressure_bytes - self.limits.soft_bytes)
         soft = format_bytes(self.limits.soft_bytes)
@@ -196,16 +252,23 @@ def decide(snapshot: Snapshot, limits: Limits) -> Decision:
     case = Case(
         limits=limits,
         reading=snapshot.reading,
-        pressure_bytes=snapshot.reading.pressure_bytes(limits.policy),
+        pressure_bytes=_pressure_bytes(snapshot, limits),
         now_s=snapshot.now_s,
         loaded=tuple(by_state[EntryState.LOADED]),
         loading=tuple(by_state[EntryState.LOADING]),
         unloading=tuple(by_state[EntryState.UNLOADING]),
+        wanted=snapshot.wanted,
     )
     for rung in LADDERS[limits.policy]:
         if (decision := rung(case)) is not None:
             return decision
     raise AssertionError("a ladder ends with a rung that always answers")
+
+
+def _pressure_bytes(snapshot: Snapshot, limits: Limits) -> int:
+    """What is compared with the soft limit: what was read, or what it would be with the block that is wanted."""
+    read_bytes = snapshot.reading.pressure_bytes(limits.policy)
+    return max(read_bytes, limits.soft_bytes + snapshot.wanted_bytes) if snapshot.wanted_bytes > 0 else read_bytes
 
 
 def _drop_cache(case: Case) -> Decision | None:
@@ -229,6 +292,31 @@ def _within_limit(case: Case) -> Decision | None:
         return None
     text = f"{format_bytes(case.pressure_bytes)} is within the soft limit {format_bytes(soft_bytes)}"
     return case.answer("within_limit", None, text, Outcome.WITHIN_LIMIT)
+
+
+def _system_short(case: Case) -> Decision | None:
+    """Other programs leave the system too little: what costs nobody anything goes; running requests stay."""
+    if case.pressure_bytes > case.limits.soft_bytes > 0 or not case.limits.system_short(case.reading):
+        return None
+    reason = (
+        f"the system has {format_bytes(case.reading.system_available_bytes)} available,"
+        f" less than `min_available` {format_bytes(case.limits.min_available_bytes)} (system)"
+    )
+    missing_bytes = case.limits.min_available_bytes - case.reading.system_available_bytes
+    if case.reading.cache_bytes >= missing_bytes:
+        return case.answer("system_cache", DropCache(), reason)
+    if not case.reading.at_rest or case.unloading:
+        return case.answer("system_short", None, reason, Outcome.SYSTEM_SHORT)
+    order = nsmallest(MAX_CANDIDATES, case.loaded, key=_lru_key)
+    idle = [entry for entry in case.loaded if not entry.pinned and not entry.busy]
+    if idle and len(case.loaded) > 1:
+        victim = min(idle, key=_lru_key)
+        reason = f"{reason}; `{victim.name}` is idle ({_unused_for(victim, case.now_s)})"
+        return case.answer("system_unload", Unload(victim.name), reason, candidates=_candidates(order, victim))
+    if case.loading:
+        newest = max(case.loading, key=lambda entry: (entry.loading_order or 0, entry.name))
+        return case.answer("system_cancel_load", CancelLoad(newest.name), reason)
+    return case.answer("system_short", None, reason, Outcome.SYSTEM_SHORT)
 
 
 def _only_at_rest(case: Case) -> Decision | None:
@@ -264,6 +352,8 @@ def _abort_single(case: Case) -> Decision | None:
     """R7: the only loaded model stays; aborting its requests frees their KV caches."""
     if len(case.loaded) != 1 or not case.loaded[0].running:
         return None
+    if case.wanted is None and case.pressure_bytes <= case.limits.tolerated_bytes:
+        return None  # aborting has not helped before; what is small is let through (R9)
     only = case.loaded[0]
     reason = (
         f"{case.over_text}; `{only.name}` is the only loaded model and stays,"
@@ -306,7 +396,7 @@ def _report(case: Case) -> Decision:
         count = "the only loaded model is" if len(case.loaded) == 1 else f"all {len(case.loaded)} loaded models are"
         reason = f"{case.over_text}, and {count} pinned"
         return case.answer("report", None, reason, Outcome.ALL_PINNED, candidates)
-    known_bytes = sum(entry.committed_bytes for entry in case.loaded)
+    known_bytes = sum(entry.held_bytes for entry in case.loaded)
     what = f"`{case.loaded[0].name}` is the only loaded model and is idle" if case.loaded else "no model is loaded"
     if known_bytes > case.limits.soft_bytes:
         rest = f"its weights alone ({format_bytes(case.loaded[0].weights_bytes)}) are more than the limit"
@@ -319,6 +409,7 @@ def _report(case: Case) -> Decision:
 LADDERS: Final[Mapping[Policy, tuple[Rung, ...]]] = {
     Policy.REFERENCE: (
         _drop_cache,
+        _system_short,
         _within_limit,
         _only_at_rest,
         _await_unloading,

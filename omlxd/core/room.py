@@ -70,8 +70,8 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
         why = f"`{model}` needs {format_bytes(need_bytes)} and fits: {free}"
         return Room(RoomKind.FITS, why, need_bytes, used_bytes, limit_bytes, limits.binding)
     loaded = sorted((entry for entry in others if entry.state is EntryState.LOADED), key=_lru_key)
-    victims = _shortest_prefix([entry for entry in loaded if _evictable(entry)], short_bytes)
-    candidates = _candidates(loaded, victims)
+    victims = shortest_prefix([entry for entry in loaded if _evictable(entry)], short_bytes)
+    candidates = candidates_of(loaded, victims)
     need = f"`{model}` needs {format_bytes(need_bytes)} and {format_bytes(short_bytes)} are missing"
     if victims:
         names = ", ".join(f"`{entry.name}`" for entry in victims)
@@ -140,7 +140,7 @@ def _lru_key(entry: EntrySnapshot) -> tuple[float, str]:
     return (entry.last_used_s, entry.name)
 
 
-def _shortest_prefix(idle: Sequence[EntrySnapshot], short_bytes: int) -> list[EntrySnapshot]:
+def shortest_prefix(idle: Sequence[EntrySnapshot], short_bytes: int) -> list[EntrySnapshot]:
     """The shortest prefix that frees `short_bytes`, less what can be spared of it; empty when all do not suffice."""
     freed_bytes, prefix = 0, []
     for entry in idle:
@@ -157,7 +157,7 @@ def _shortest_prefix(idle: Sequence[EntrySnapshot], short_bytes: int) -> list[En
     return prefix
 
 
-def _candidates(loaded: Sequence[EntrySnapshot], victims: Sequence[EntrySnapshot]) -> tuple[Candidate, ...]:
+def candidates_of(loaded: Sequence[EntrySnapshot], victims: Sequence[EntrySnapshot]) -> tuple[Candidate, ...]:
     chosen = {entry.name for entry in victims}
 
     def why(entry: EntrySnapshot) -> str:

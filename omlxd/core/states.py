@@ -61,6 +61,8 @@ class FinishReason(StrEnum):
 class MemoryView:
     """Memory and limits as `status` shows them, in bytes.
 
+    `committed` is what has been promised: weights of loaded, loading and unloading models, and KV caches with the
+    blocks they grow into; `unaccounted` is what is used and belongs to no model.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
     the hard limit then; the second stays 0 while the limit holds.
     """

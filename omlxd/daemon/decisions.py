@@ -20,7 +20,7 @@ class DecisionRecord:
     """One decision that was acted upon; bytes and seconds.
 
     Attributes:
-        trigger: `limit` (the enforcer) or `load` (room was made for a model).
+        trigger: `limit` (the enforcer), `load`, `request` or `block` (room was made for one), or `ttl`.
         rung: the rung of the ladder that answered.
         action: what was done: unload, cancel_load, abort_requests or drop_cache.
         victim: the model it was done to, None for the cache.

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from omlxd.core.errors import OmlxError, RequestAborted
 from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.core.memory import MemoryReading
 from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.learning import learn_from
 from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import (
     CacheDropped,
@@ -22,6 +24,7 @@ from omlxd.engine.protocol import (
     LoadDone,
     LoadEnded,
     LoadProgress,
+    NeedsBlock,
     OverLimit,
     Prefilled,
     RequestFailed,
@@ -113,9 +116,12 @@ class Dispatch:
                 case Generated(request=request, text=text, tokens=tokens):
                     if (attempt := self._begun(request)) is not None:
                         attempt.generation.push(text, tokens)
-                case Prefilled(request=request, done=done):
+                        self._pool.growth.generated(attempt.entry.name, attempt.generation.id, tokens)
+                case Prefilled(request=request):
                     if (attempt := self._begun(request)) is not None:
-                        attempt.generation.prefilled(done)
+                        self._prefilled(attempt, event)
+                case NeedsBlock(model=model, length_tokens=length):
+                    self._pool.growth.needs_block(model, length)
                 case Finished(request=request):
                     self._finished(event)
                 case RequestFailed(request=request, error=error):
@@ -128,17 +134,25 @@ class Dispatch:
                     self._about_models(event)
         self._pool.notify()
 
+    def _prefilled(self, attempt: Attempt, event: Prefilled) -> None:
+        pool, generation = self._pool, attempt.generation
+        learn_from(pool, attempt.entry, event, event.done - generation.prefilled_tokens)
+        generation.prefilled(event.done)
+        if event.done >= event.total:
+            pool.ledger.prefilled(attempt.entry.name, generation.id)
+            pool.door.wake()
+
     def _about_models(self, event: EngineEvent) -> None:
         pool = self._pool
         match event:
             case LoadProgress(order=order, model=model, done_bytes=done, total_bytes=total):
                 pool.loads.progress(pool.entries[model], order, done, total)
-            case LoadDone(order=order, model=model, info=info):
-                pool.loads.done(pool.entries[model], order, info)
+            case LoadDone(order=order, model=model, info=info, reading=reading):
+                pool.loads.done(pool.entries[model], order, info, reading)
             case LoadEnded(order=order, model=model, error=error):
                 pool.loads.ended(pool.entries[model], order, error)
             case Unloaded(model=model, reading=reading):
-                self._unloaded(pool.entries[model], reading.active_bytes)
+                self._unloaded(pool.entries[model], reading)
             case CacheDropped(freed_bytes=freed, reading=reading):
                 fields = {"freed_bytes": freed, "active_bytes": reading.active_bytes}
                 self._emit(Event(EventName.CACHE_DROPPED, fields=fields))
@@ -160,16 +174,18 @@ class Dispatch:
         else:
             pool.link.changed()
 
-    def _unloaded(self, entry: EnginePoolEntry, active_bytes: int) -> None:
+    def _unloaded(self, entry: EnginePoolEntry, reading: MemoryReading) -> None:
         for attempt in self._of(entry.name):
             self._gone(attempt.order.request)
         self._pool.link.wanted.resident.discard(entry.name)
         entry.state = EntryState.UNLOADED
+        self._pool.ledger.release_weights(entry.name)
+        self._pool.door.wake()
         if entry.unloaded is not None and not entry.unloaded.done():
             entry.unloaded.set_result(None)
         entry.unloaded = None
-        self._pool.loads.unloaded(entry)
-        self._emit(Event(EventName.UNLOADED, model=entry.name, fields={"active_bytes": active_bytes}))
+        self._pool.loads.unloaded(entry, reading)
+        self._emit(Event(EventName.UNLOADED, model=entry.name, fields={"active_bytes": reading.active_bytes}))
 
     def _begun(self, request: str) -> Attempt | None:
         attempt = self._attempts.get(request)
@@ -224,6 +240,7 @@ class Dispatch:
         if self._pool.link.wanted.requests.pop(request, None) is not None:
             self._pool.link.changed()
         attempt.entry.in_engine.discard(attempt.generation.id)
+        self._pool.door.release(attempt.entry, attempt.generation.id)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()

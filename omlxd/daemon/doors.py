@@ -43,7 +43,12 @@ def health(daemon: Daemon) -> tuple[str, int]:
 def _health_route(daemon: Daemon) -> Any:
     async def answer(request: Request) -> Response:
         word, status = health(daemon)
-        body = {"status": word, "level": daemon.enforcer.level.value, "stalled_s": daemon.monitor.stalled_s() or None}
+        body = {
+            "status": word,
+            "level": daemon.enforcer.level.value,
+            "stalled_s": daemon.monitor.stalled_s() or None,
+            "unaccounted_bytes": daemon.monitor.memory().unaccounted,
+        }
         return JsonResponse(body, status_code=status, headers={"retry-after": "1"} if status == 503 else None)
 
     return answer

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine, MemoryLimits, resolve_limits
 from omlxd.core.memory import MemoryReading, Policy
-from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Limits, Unload, decide
+from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Limits, Outcome, Unload, decide
 from omlxd.core.states import EnforcerView, Level
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.machine import find_machine
@@ -38,6 +39,8 @@ class ProcessMemoryEnforcer:
         prefill_memory_guard: refuse a prefill that would pass the hard limit (R11).
         hard_limit: bytes that loads and prefill may never pass; by default it follows from the machine.
         machine: what there is to share; by default this machine.
+        min_available: bytes that other programs must leave the system: with less, caches and idle models go and
+            nothing new is admitted; 0 for not looking at it.
         policy: how pressure is answered.
         emit: where events go; by default where the pool's go.
         sleep: waits between two looks.
@@ -56,6 +59,7 @@ class ProcessMemoryEnforcer:
         *,
         hard_limit: int | None = None,
         machine: Machine | None = None,
+        min_available: int = 0,
         policy: Policy = Policy.REFERENCE,
         emit: Emit | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -67,6 +71,7 @@ class ProcessMemoryEnforcer:
         self._guard = prefill_memory_guard
         self._hard_limit = hard_limit
         self._given_machine = machine
+        self._min_available_bytes = min_available
         self._policy = policy
         self._emit = emit or engine_pool.emit
         self._sleep = sleep
@@ -104,6 +109,7 @@ class ProcessMemoryEnforcer:
     def max_bytes(self, max_bytes: int) -> None:
         limits = resolve_limits(max_bytes, self._hard_limit, self._machine())
         before_bytes, self._max_bytes = self._max_bytes, max_bytes
+        self._exhausted_at_bytes = 0  # what could not be helped under the old limit is looked at anew
         self._take(limits)
         self._emit(
             Event(
@@ -126,6 +132,7 @@ class ProcessMemoryEnforcer:
         self._pool.bind()
         self._pool.on_over_limit = self._on_over_limit
         self._pool.on_engine_started = self._on_engine_started
+        self._pool.on_wanted_block = self.relieve
         self._take(resolve_limits(self._max_bytes, self._hard_limit, self._machine()))
         self._task = asyncio.create_task(self._watch(), name="omlxd-enforcer")
 
@@ -136,7 +143,7 @@ class ProcessMemoryEnforcer:
             return
         task.cancel()
         await asyncio.wait([task])
-        self._pool.on_over_limit = self._pool.on_engine_started = None
+        self._pool.on_over_limit = self._pool.on_engine_started = self._pool.on_wanted_block = None
         for entry in self._pool.entries.values():
             entry.abort_loading = False
         self._level, self._reason = Level.OK, None
@@ -150,6 +157,12 @@ class ProcessMemoryEnforcer:
         """
         async with self._tick_lock:
             return await self._tick()
+
+    async def relieve(self, model: str) -> None:
+        """Walk the ladder until the next block of the model's decode batch fits, or nothing is left to do."""
+        async with self._tick_lock:
+            await self._walk(model)
+            self._judge(decide(self._pool.snapshot(self._pool.engine.read()), self._pool.limits))
 
     def view(self) -> EnforcerView:
         """What `status` shows."""
@@ -186,20 +199,10 @@ class ProcessMemoryEnforcer:
         pool, decisions = self._pool, list[Decision]()
         try:
             glance = decide(pool.snapshot(pool.engine.read()), pool.limits)
-            if glance.action is None and not self._over(glance):
+            if glance.action is None and glance.outcome is Outcome.WITHIN_LIMIT:
                 self._set_level(Level.OK, glance)
                 return [glance]
-            async with pool.lock:
-                reading = await pool.read_rest()
-                while reading is not None and len(decisions) < MAX_ACTIONS_PER_TICK:
-                    decision = decide(pool.snapshot(reading), pool.limits)
-                    repeated = (
-                        bool(decisions) and decision.action is not None and decisions[-1].action == decision.action
-                    )
-                    decisions.append(decision)
-                    if decision.action is None or repeated:
-                        break
-                    reading = await self._do(decision, decision.action, reading)
+            decisions = await self._walk()
             if decisions:
                 self._judge(decisions[-1])
         finally:
@@ -207,21 +210,48 @@ class ProcessMemoryEnforcer:
             pool.link.release()
         return decisions
 
-    async def _do(self, decision: Decision, action: Action, before: MemoryReading) -> MemoryReading | None:
+    async def _walk(self, wanted_by: str | None = None) -> list[Decision]:
+        """Read at rest, decide, act, until nothing is left to do; with a model's next block counted as pressure."""
+        pool, decisions = self._pool, list[Decision]()
+        async with pool.lock:
+            reading = await pool.read_rest()
+            while reading is not None and len(decisions) < MAX_ACTIONS_PER_TICK:
+                decision = self._decide(reading, wanted_by)
+                repeated = bool(decisions) and decision.action is not None and decisions[-1].action == decision.action
+                decisions.append(decision)
+                if decision.action is None or repeated:
+                    break
+                reading = await self._do(decision, decision.action, reading, "limit" if wanted_by is None else "block")
+                if decision.rung.startswith("system"):
+                    break  # what the system has is known a moment later; the next tick sees it
+        return decisions
+
+    def _decide(self, reading: MemoryReading, wanted_by: str | None) -> Decision:
+        pool, limits = self._pool, self._pool.limits
+        snapshot = pool.snapshot(reading)
+        if wanted_by is None:
+            return decide(snapshot, limits)
+        if limits.soft_bytes <= 0:  # only the hard limit binds
+            limits = replace(limits, soft_bytes=limits.hard_bytes, binding=limits.hard_binding)
+        return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits)
+
+    async def _do(
+        self, decision: Decision, action: Action, before: MemoryReading, trigger: str
+    ) -> MemoryReading | None:
         """Act, read again at rest, and tell; None when the engine did not get to rest."""
         pool, begun_s = self._pool, self._clock()
         if not isinstance(action, DropCache):
             self._set_level(Level.OVER, decision)
         try:
             async with asyncio.timeout(ACTION_TIMEOUT_S):
-                await self._act(action, decision.reason)
+                await self._act(action, decision)
         except TimeoutError:
             return None
         after = await pool.read_rest()
         if isinstance(action, DropCache) and (after is None or after.cache_bytes >= before.cache_bytes):
             return after  # an idle engine keeps its cache until it has a step to take; nothing was done
         record = DecisionRecord(
-            trigger="limit",
+            trigger=trigger,
             rung=decision.rung,
             action=_KINDS[type(action)],
             victim=None if isinstance(action, DropCache) else action.model,
@@ -234,7 +264,8 @@ class ProcessMemoryEnforcer:
         pool.decisions.add(record, pool.limits)
         return after
 
-    async def _act(self, action: Action, reason: str) -> None:
+    async def _act(self, action: Action, decision: Decision) -> None:
+        reason = decision.reason
         match action:
             case Unload(model=model):
                 await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}"))
@@ -245,12 +276,18 @@ class ProcessMemoryEnforcer:
             case DropCache():  # the engine drops it between steps, since it has the hard limit
                 self._pool.link.release()
                 self._pool.link.changed()
+                if decision.rung == "system_cache":  # of which the engine knows nothing
+                    self._pool.link.drop_cache()
 
     def _judge(self, last: Decision) -> None:
         """The level after the last decision of a tick."""
-        if not self._over(last):
+        if last.outcome is Outcome.SYSTEM_SHORT or last.rung.startswith("system"):
+            self._set_level(Level.OVER, last)
+        elif not self._over(last):
             self._set_level(Level.OK, last)
         elif last.exhausted:
+            if not self._exhausted_at_bytes:
+                self._pool.link.drop_cache()  # what nobody holds is given back before memory is called unaccounted for
             self._exhausted_at_bytes = max(last.pressure_bytes, 1)
             self._set_level(Level.EXHAUSTED, last)
         else:
@@ -287,10 +324,17 @@ class ProcessMemoryEnforcer:
             self._emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields={"message": text}))
 
     def _send_limits(self) -> None:
-        limits = Limits(self._limits.soft_bytes, self._limits.hard_bytes, self._limits.binding, self._policy)
-        pause_bytes = limits.soft_bytes
-        if self._exhausted_at_bytes:
-            pause_bytes = max(pause_bytes, self._exhausted_at_bytes + EXHAUSTED_STEP_BYTES)
+        tolerated_bytes = self._exhausted_at_bytes + EXHAUSTED_STEP_BYTES if self._exhausted_at_bytes else 0
+        limits = Limits(
+            self._limits.soft_bytes,
+            self._limits.hard_bytes,
+            self._limits.binding,
+            self._policy,
+            hard_binding=self._limits.hard_binding,
+            tolerated_bytes=tolerated_bytes,
+            min_available_bytes=self._min_available_bytes,
+        )
+        pause_bytes = max(limits.soft_bytes, tolerated_bytes)
         engine_limits = EngineLimits(
             limits.soft_bytes, limits.hard_bytes, pause_bytes if limits.soft_bytes else 0, self._guard
         )

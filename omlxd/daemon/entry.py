@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from omlxd.core.costs import NO_COSTS, KvCosts
 from omlxd.core.errors import OmlxError
+from omlxd.core.learned_costs import ChunkSample, LearnedCosts
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.policy import EntrySnapshot
 from omlxd.core.states import EntryState, RequestState
+from omlxd.daemon.model_files import ModelFiles
 from omlxd.daemon.request import Generation
 
 if TYPE_CHECKING:
     from omlxd.daemon.loading import LoadTicket
+
+
+KEPT_SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,10 @@ class EnginePoolEntry:
             gone, and load it again.
         weights_bytes: measured if it was ever loaded, else predicted from its files, else None.
         context_length: tokens, None while unknown or unbounded.
+        files: what its folder held when it was last read.
+        costs: what its requests take; nothing while nothing is known.
+        learned: measured costs, for the files of `fingerprint`.
+        samples: the measurements they follow from, the last ones.
         error: why the last load failed or did not fit; None when it did not.
         failed_at_s: when it became `failed`.
         fingerprint: of the files that were loaded or that failed.
@@ -59,6 +70,10 @@ class EnginePoolEntry:
     weights_bytes: int | None = None
     measured: bool = False
     context_length: int | None = None
+    files: ModelFiles | None = None
+    costs: KvCosts = NO_COSTS
+    learned: LearnedCosts | None = None
+    samples: deque[ChunkSample] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
     error: OmlxError | None = None
     failed_at_s: float | None = None
     fingerprint: str | None = None
@@ -116,7 +131,7 @@ class EnginePoolEntry:
         """It was used until now."""
         self.used_at_s = self.clock()
 
-    def snapshot(self, now_s: float, kv_bytes: int) -> EntrySnapshot:
+    def snapshot(self, now_s: float, kv_bytes: int, promised_bytes: int = 0) -> EntrySnapshot:
         """What the policy sees of it."""
         busy = bool(self.requests)
         return EntrySnapshot(
@@ -130,4 +145,5 @@ class EnginePoolEntry:
             leases=len(self.requests) + (self.ticket is not None),
             last_used_s=now_s if busy else (self.used_at_s or 0.0),
             loading_order=self.ticket.order_id if self.ticket is not None else None,
+            promised_bytes=promised_bytes,
         )

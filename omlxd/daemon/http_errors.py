@@ -87,6 +87,7 @@ def error_body(error: OmlxError, path: str) -> dict[str, Any]:
         "param": error.details.get("param"),
         "code": error.code,
         "hint": error.hint,
+        "details": error.details,
     }
 
 

@@ -143,6 +143,7 @@ async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready],
         await daemon.end_background()
         await idle_timer.stop()
         await daemon.enforcer.stop()
+        await daemon.state_file.flush()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone
     ended = Ended(cut_short=daemon.stop.now.is_set(), engine_gone=engine_gone)
     fields = {"cut_short": ended.cut_short, "engine_gone": ended.engine_gone}

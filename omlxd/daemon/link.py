@@ -18,6 +18,8 @@ class Wanted:
     load: LoadOrder | None = None
     requests: dict[str, GenerationOrder] = field(default_factory=dict)
     limits: EngineLimits = field(default_factory=EngineLimits)
+    granted_tokens: dict[str, int] = field(default_factory=dict)
+    cache_drops: int = 0
 
 
 class EngineLink:
@@ -41,7 +43,7 @@ class EngineLink:
         self.engine = engine
         self.wanted = Wanted()
         self._on_events = on_events
-        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self.prefill_chunk_tokens = prefill_chunk_tokens
         self._max_batch = max_batch
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
@@ -76,6 +78,11 @@ class EngineLink:
             return
         self._scheduled = True
         self._loop.call_soon(self._apply)
+
+    def drop_cache(self) -> None:
+        """Have MLX's buffer cache given back, whatever the limits say."""
+        self.wanted.cache_drops += 1
+        self.changed()
 
     def hold(self, event: OverLimit) -> None:
         """Do not acknowledge this event yet: the engine stands still until `release`."""
@@ -136,9 +143,11 @@ class EngineLink:
                 load=wanted.load,
                 requests=dict(wanted.requests),
                 limits=wanted.limits,
-                prefill_chunk_tokens=self._prefill_chunk_tokens,
+                prefill_chunk_tokens=self.prefill_chunk_tokens,
                 max_batch=self._max_batch,
                 seen_seq=seen_seq,
+                granted_tokens=dict(wanted.granted_tokens),
+                cache_drops=wanted.cache_drops,
             )
         )
 

@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from omlxd.core.admission import least_kv_bytes
 from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, OmlxError, ShuttingDown
 from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.core.memory import MemoryReading
 from omlxd.core.room import Room, RoomKind, make_room
 from omlxd.core.states import EntryState
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry, LoadReport
-from omlxd.daemon.refusals import aborted, cancelled, does_not_fit, fresh, shutting_down, still_busy
+from omlxd.daemon.eviction import make_way
+from omlxd.daemon.refusals import (
+    cancelled,
+    does_not_fit,
+    fresh,
+    larger_than_predicted,
+    shutting_down,
+    still_busy,
+    system_short,
+)
 from omlxd.engine.protocol import LoadOrder, ModelInfo
 
 if TYPE_CHECKING:
@@ -50,6 +61,7 @@ class LoadTicket:
         self.note: str | None = "waits for its turn"
         self.evicted: list[str] = []
         self.cancelled: OmlxError | None = None
+        self.too_large: MemoryReading | None = None  # what was read when it turned out larger than predicted
         self.task: asyncio.Task[None] | None = None
         self.listeners: list[OnProgress] = []
         self._stop = stop
@@ -135,16 +147,16 @@ class LoadQueue:
             ticket.done_bytes, ticket.total_bytes, ticket.begun = done_bytes, total_bytes, True
             ticket.tell(None)
 
-    def done(self, entry: EnginePoolEntry, order: int, info: ModelInfo) -> None:
-        """The engine has all of it; a load that was cancelled too late is unloaded again."""
+    def done(self, entry: EnginePoolEntry, order: int, info: ModelInfo, reading: MemoryReading) -> None:
+        """The engine has all of it; one that was cancelled too late, or is larger than predicted, is unloaded again."""
         ticket = entry.ticket
         link = self._pool.link
         link.wanted.load = None
+        self._settle(ticket, entry, info, reading)
         if ticket is None or ticket.order_id != order or ticket.cancelled is not None:
             entry.state = EntryState.UNLOADING  # the plan leaves it out; `unloaded` ends the ticket
         else:
             entry.state = EntryState.LOADED
-            entry.weights_bytes, entry.measured = info.weights_bytes, True
             entry.context_length = info.context_length
             link.wanted.resident.add(entry.name)
             entry.last_load = LoadReport(info.load_s, tuple(ticket.evicted))
@@ -161,13 +173,46 @@ class LoadQueue:
         self._pool.link.wanted.load = None
         self._pool.link.changed()
         entry.state = EntryState.UNLOADED
+        self._pool.ledger.release_weights(entry.name)
         self._finish(ticket, ticket.cancelled or error)
 
-    def unloaded(self, entry: EnginePoolEntry) -> None:
+    def unloaded(self, entry: EnginePoolEntry, reading: MemoryReading) -> None:
         """A model that was loaded although its load had been cancelled is gone again."""
         ticket = entry.ticket
-        if ticket is not None and ticket.cancelled is not None:
-            self._finish(ticket, ticket.cancelled)
+        if ticket is None or ticket.cancelled is None:
+            return
+        if ticket.too_large is not None:
+            self._record_too_large(ticket.too_large, reading, ticket.cancelled, entry)
+        self._finish(ticket, ticket.cancelled)
+
+    def _settle(
+        self, ticket: LoadTicket | None, entry: EnginePoolEntry, info: ModelInfo, reading: MemoryReading
+    ) -> None:
+        """From the predicted to the measured size; when that passes the limit the newcomer goes, not the others."""
+        pool, predicted_bytes = self._pool, entry.weights_bytes or 0
+        entry.weights_bytes, entry.measured = info.weights_bytes, True
+        pool.ledger.reserve_weights(entry.name, info.weights_bytes)
+        if entry.files is not None:
+            entry.costs = pool.costs_of(entry.files, entry.learned, pool.dispatch.backend)
+        over = info.weights_bytes > predicted_bytes and 0 < pool.limits.soft_bytes < pool.ledger.committed_bytes
+        if over and pool.door.guarded and ticket is not None and ticket.cancelled is None:
+            ticket.cancelled = larger_than_predicted(entry.name, info.weights_bytes, predicted_bytes, pool.limits)
+            ticket.too_large = reading
+
+    def _record_too_large(
+        self, before: MemoryReading, after: MemoryReading, error: OmlxError, entry: EnginePoolEntry
+    ) -> None:
+        record = DecisionRecord(
+            trigger="load",
+            rung="settle",
+            action="unload",
+            victim=entry.name,
+            reason=error.message,
+            before=before,
+            after=after,
+            extra=error.details,
+        )
+        self._pool.decisions.add(record, self._pool.limits)
 
     def _stop(self, ticket: LoadTicket) -> None:
         entry = ticket.entry
@@ -213,7 +258,9 @@ class LoadQueue:
         entry = ticket.entry
         try:
             order = await self._order(ticket)
-            await self._make_room(ticket, ticket.total_bytes, order)
+            sure = self._pool.door.guarded and entry.costs.certain  # nothing is refused on the strength of a guess
+            least_bytes = least_kv_bytes(entry.costs) if sure else 0
+            await self._make_room(ticket, ticket.total_bytes + least_bytes, order)
             await asyncio.wait([ticket.result])  # the engine's events end it
         except OmlxError as error:
             self._finish(ticket, error)
@@ -231,8 +278,13 @@ class LoadQueue:
         except OmlxError:
             entry.fingerprint = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
             raise
-        if not entry.measured or entry.fingerprint != files.fingerprint:
-            entry.weights_bytes, entry.measured = files.weights_bytes, False
+        if entry.fingerprint != files.fingerprint:
+            entry.learned, entry.measured = None, False
+            entry.samples.clear()
+        if not entry.measured:
+            entry.weights_bytes = files.weights_bytes
+        entry.files = files
+        entry.costs = self._pool.costs_of(files, entry.learned, self._pool.dispatch.backend)
         entry.fingerprint, entry.context_length = files.fingerprint, files.context_length
         ticket.total_bytes = entry.weights_bytes or 0
         max_context = entry.settings.max_context
@@ -271,33 +323,25 @@ class LoadQueue:
         while True:
             reading = await pool.read_rest() or pool.engine.read()
             snapshot = pool.snapshot(reading)
+            if pool.limits.system_short(reading):
+                raise system_short(entry.name, reading, pool.limits)
             room = make_room(snapshot, pool.limits, entry.name, need_bytes)
             if room.kind is not RoomKind.EVICT:
                 return room
             victim = pool.entries[room.victims[0]]
             ticket.tell(f"unloads `{victim.name}` first")
-            before_s = pool.clock()
-            await pool.evict(victim.name, aborted(victim.name, f"`{entry.name}` needs its memory"))
-            after = await pool.read_rest() or pool.engine.read()
-            ticket.evicted.append(victim.name)
-            record = DecisionRecord(
+            numbers = {"victims": list(room.victims), "need_bytes": need_bytes, "short_bytes": room.short_bytes}
+            await make_way(
+                pool,
+                victim.name,
+                entry.name,
                 trigger="load",
-                rung="make_room",
-                action="unload",
-                victim=victim.name,
-                reason=room.why,
+                why=room.why,
                 before=reading,
-                after=after,
                 candidates=room.candidates,
-                duration_s=pool.clock() - before_s,
-                extra={
-                    "for_model": entry.name,
-                    "victims": list(room.victims),
-                    "need_bytes": need_bytes,
-                    "short_bytes": room.short_bytes,
-                },
+                extra=numbers,
             )
-            pool.decisions.add(record, pool.limits)
+            ticket.evicted.append(victim.name)
 
     def _begin(self, ticket: LoadTicket, order: LoadOrder) -> None:
         entry, link = ticket.entry, self._pool.link
@@ -305,6 +349,7 @@ class LoadQueue:
         entry.touch()
         link.wanted.load = order
         link.changed()
+        self._pool.ledger.reserve_weights(entry.name, entry.weights_bytes or 0)
         ticket.tell(None)
         self._emit(EventName.LOAD_STARTED, entry, {"weights_bytes": order.weights_bytes, "path": order.path})
 
@@ -314,6 +359,7 @@ class LoadQueue:
         if ticket.result.done():
             return
         entry.ticket, entry.abort_loading = None, False
+        self._pool.door.wake()
         if error is None:
             entry.touch()
             ticket.result.set_result(None)

@@ -273,6 +273,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
         daemon=DaemonSettings(
             max_memory=daemon.max_memory,
             hard_limit=daemon.hard_limit,
+            min_available=daemon.min_available,
             poll_interval_s=daemon.poll_interval,
             policy=daemon.policy,
             prefill_memory_guard=daemon.prefill_memory_guard,

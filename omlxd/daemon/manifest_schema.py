@@ -130,6 +130,7 @@ class DaemonTable(_Table):
 
     max_memory: Annotated[str | int, _checked(_max_memory)] = AUTO
     hard_limit: Annotated[str | int, _checked(_written_size)] | None = None
+    min_available: Annotated[str | int, _checked(_written_size)] | None = None
     poll_interval: Annotated[float, _seconds_between(0.01, 3600)] = _written_default("1s")
     policy: Annotated[Policy, PlainValidator(_policy)] = _written_default("reference")
     prefill_memory_guard: bool = True

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omlxd.core.errors import LoadFailed, NotPermitted
-from omlxd.core.estimate import weights_bytes
+from omlxd.core.estimate import activation_bytes, weights_bytes
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.wording import shown
 from omlxd.daemon.model_support import installed_architectures, wrong_number
@@ -56,6 +56,7 @@ class ModelFiles:
         vocab_size: tokens in the vocabulary, or None when config.json does not say.
         fingerprint: changes when a file of the folder changes.
         tensors: how many tensors the weights have.
+        element_bytes: bytes of one activation element, or None when the headers do not say.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class ModelFiles:
     vocab_size: int | None
     fingerprint: str
     tensors: int
+    element_bytes: int | None = None
 
 
 def read_model_folder(path: str | Path, *, thorough: bool = False) -> ModelFiles:
@@ -98,6 +100,7 @@ def read_model_folder(path: str | Path, *, thorough: bool = False) -> ModelFiles
             vocab_size=_count(config, "vocab_size"),
             fingerprint=folder_fingerprint(folder),
             tensors=len({name for header in headers for name in header}),
+            element_bytes=activation_bytes(headers),
         )
     except PermissionError as refused:
         raise NotPermitted(

@@ -23,7 +23,8 @@ class MemoryMonitor:
         """Memory and limits now, in bytes; perhaps in the middle of a step."""
         pool = self._pool
         reading, limits = pool.engine.read(), pool.limits
-        committed_bytes = sum(entry.committed_bytes for entry in pool.snapshot(reading).entries)
+        entries = pool.snapshot(reading).entries
+        held_bytes = sum(entry.held_bytes for entry in entries)
         samples, over_hard_samples = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,
@@ -32,8 +33,8 @@ class MemoryMonitor:
             footprint=reading.footprint_bytes,
             base=reading.base_bytes,
             peak=max(pool.engine.peak_bytes(), reading.active_bytes),
-            committed=committed_bytes,
-            unaccounted=max(0, reading.used_bytes - committed_bytes),
+            committed=sum(entry.committed_bytes for entry in entries),
+            unaccounted=max(0, reading.used_bytes - held_bytes),
             soft_limit=limits.soft_bytes,
             hard_limit=limits.hard_bytes,
             binding=limits.binding,
@@ -78,6 +79,7 @@ class MemoryMonitor:
 
     def _view(self, entry: EnginePoolEntry, kv_bytes: int) -> ModelView:
         now_s, used_s = self._pool.clock(), entry.last_used
+        promised_bytes = self._pool.ledger.share(entry.name).committed_bytes
         return ModelView(
             name=entry.name,
             state=entry.state,
@@ -87,7 +89,7 @@ class MemoryMonitor:
             weights_bytes=entry.weights_bytes,
             kv_bytes=kv_bytes,
             prefix_cache_bytes=0,
-            committed_bytes=entry.snapshot(now_s, kv_bytes).committed_bytes,
+            committed_bytes=entry.snapshot(now_s, kv_bytes, promised_bytes).committed_bytes,
             running=entry.running,
             waiting=len(entry.requests) - entry.running,
             parked=0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,15 +16,21 @@ from random import getrandbits
 from types import MappingProxyType
 from typing import Any
 
+from omlxd.core.costs import KvCosts
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventName
+from omlxd.core.learned_costs import LearnedCosts
+from omlxd.core.ledger import Ledger
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.memory import MemoryReading
 from omlxd.core.policy import Limits, Snapshot
 from omlxd.core.states import EntryState
+from omlxd.daemon.admission import Door
 from omlxd.daemon.decisions import DecisionLog
 from omlxd.daemon.dispatch import Dispatch
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.growth import Growth
+from omlxd.daemon.learning import costs_of_files
 from omlxd.daemon.link import EngineLink
 from omlxd.daemon.loading import LoadQueue, OnProgress
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
@@ -36,6 +42,8 @@ from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
 REST_TIMEOUT_S = 5.0  # a step that takes longer is stuck; nothing is decided on what it shows
 
 ModelSource = ModelSettings | str | Path
+CostsOf = Callable[[ModelFiles, LearnedCosts | None, str | None], KvCosts]
+"""What a model's requests cost: from its files, what was measured, and the backend if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class EnginePool:
         max_waiting: requests of one model that may wait; one more is told to come back later.
         read_folder: reads a model's files before it is loaded.
         fingerprint: tells whether they have changed since.
+        costs_of: predicts what a model's requests take.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class EnginePool:
         max_waiting: int = 256,
         read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
         fingerprint: Callable[[ModelSettings], str | None] | None = None,
+        costs_of: CostsOf = costs_of_files,
     ) -> None:
         if engine is None:
             from omlxd.engine.thread import EngineThread  # brings numpy and psutil along: 30 ms
@@ -89,16 +99,21 @@ class EnginePool:
         self.emit: Emit = emit or _nowhere
         self.read_folder = read_folder or _read_folder
         self.fingerprint = fingerprint or _fingerprint
+        self.costs_of = costs_of
         self.lock = asyncio.Lock()
         self.limits = Limits()
         self.decisions = DecisionLog(self.emit)
+        self.ledger = Ledger(max_batch)
         self.dispatch = Dispatch(self)
         self.link = EngineLink(
             engine, self.dispatch.handle, prefill_chunk_tokens=prefill_chunk_tokens, max_batch=max_batch
         )
         self.on_over_limit: Callable[[OverLimit], None] | None = None
         self.on_engine_started: Callable[[], None] | None = None
+        self.on_wanted_block: Callable[[str], Awaitable[None]] | None = None
         self.change = asyncio.Event()
+        self.door = Door(self, load_wait_s)
+        self.growth = Growth(self)
         self._serving = Serving(self)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
@@ -261,7 +276,10 @@ class EnginePool:
     def snapshot(self, reading: MemoryReading) -> Snapshot:
         """What a decision may depend on, now."""
         now_s, kv_bytes = self.clock(), self.engine.kv_bytes()
-        entries = tuple(entry.snapshot(now_s, kv_bytes.get(entry.name, 0)) for entry in self._entries.values())
+        entries = tuple(
+            entry.snapshot(now_s, kv_bytes.get(name, 0), self.ledger.share(name).committed_bytes)
+            for name, entry in self._entries.items()
+        )
         return Snapshot(now_s, reading, entries)
 
     def set_limits(self, limits: Limits, engine_limits: EngineLimits) -> None:
@@ -269,6 +287,8 @@ class EnginePool:
         self.limits = limits
         self.link.wanted.limits = engine_limits
         self.link.changed()
+        self.growth.grant()
+        self.door.wake()
         self.notify()
 
     async def evict(self, name: str, error: OmlxError) -> None:
@@ -317,6 +337,8 @@ class EnginePool:
         """End all requests and loads, give the memory back and end the engine; True when it ended in time."""
         self._admitting = False
         await self._serving.close()
+        await self.door.close()
+        await self.growth.close()
         await self._loads.close()
         for entry in self._entries.values():
             if entry.loaded:
@@ -327,6 +349,7 @@ class EnginePool:
                 entry.state = EntryState.UNLOADED
             if entry.unloaded is not None and not entry.unloaded.done():
                 entry.unloaded.set_result(None)
+            self.ledger.release_weights(entry.name)
         self.notify()
         return in_time
 
@@ -342,6 +365,7 @@ class EnginePool:
         if entry.pinned is not pinned:
             entry.pinned = pinned
             self.emit(Event(EventName.PINNED if pinned else EventName.UNPINNED, model=entry.name))
+            self.door.wake()
             self.notify()
         return entry
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from omlxd.core.admission import Admission, Ask
 from omlxd.core.errors import (
     Busy,
     DoesNotFit,
     LoadCancelled,
     OmlxError,
+    PrefillMemoryExceeded,
     RequestAborted,
     ShuttingDown,
     UnknownModel,
     from_json,
 )
+from omlxd.core.memory import MemoryReading
 from omlxd.core.policy import Limits
 from omlxd.core.room import Room
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import nearest, shown
+from omlxd.engine.protocol import MIB
 
 
 def fresh(error: OmlxError) -> OmlxError:
@@ -63,6 +67,69 @@ def weights_alone(model: str, weights_bytes: int, limits: Limits) -> DoesNotFit:
         f" {format_bytes(limits.soft_bytes)} ({limits.binding})",
         hint="raise the limit with `omlxd limit`",
         details={"model": model, "need_bytes": weights_bytes, "limit_bytes": limits.soft_bytes},
+    )
+
+
+def prompt_too_large(ask: Ask, answer: Admission) -> PrefillMemoryExceeded:
+    """The prompt could not run even alone: the estimate, the limit, what binds, and the one thing to do (R11)."""
+    longest = answer.longest_prompt_tokens
+    if answer.binding == "pinned":
+        hint = "unpin " + ", ".join(f"`{name}`" for name in answer.blockers)
+    elif answer.raise_to_bytes is not None:
+        hint = f"raise the limit with `omlxd limit {-(-answer.raise_to_bytes // MIB)}M`"
+        hint += f", or send at most {longest} tokens" if longest else ""
+    elif longest:
+        hint = f"shorten the prompt to at most {longest} tokens"
+    else:
+        hint = "use a smaller or more quantised model"
+    return PrefillMemoryExceeded(
+        answer.why,
+        hint=hint,
+        details={
+            "model": ask.model,
+            "prompt_tokens": ask.prompt_tokens,
+            "estimated_bytes": answer.need_bytes,
+            "limit_bytes": answer.limit_bytes,
+            "binding": answer.binding,
+            "longest_prompt_tokens": longest,
+        },
+    )
+
+
+def no_room(model: str, answer: Admission, waited_s: float) -> Busy:
+    """A request waited in vain for memory that nobody in the pool could give it."""
+    what = "the system" if answer.binding == "system" else "memory that is not accounted for"
+    return Busy(
+        f"a request to `{model}` waited {waited_s:.0f} s for {what}: {answer.why}",
+        hint="close other programs" if answer.binding == "system" else "try again later, or restart omlxd",
+        details={
+            "model": model,
+            "short_bytes": answer.short_bytes,
+            "limit_bytes": answer.limit_bytes,
+            "binding": answer.binding,
+            "retry_after_s": 10.0,
+        },
+    )
+
+
+def system_short(model: str, reading: MemoryReading, limits: Limits) -> Busy:
+    """Other programs leave the system less than `min_available`: nothing is loaded then."""
+    available, least = reading.system_available_bytes, limits.min_available_bytes
+    return Busy(
+        f"`{model}` is not loaded while the system has {format_bytes(available)} available,"
+        f" less than `min_available` {format_bytes(least)} (system)",
+        hint="close other programs, or lower `min_available` in the manifest",
+        details={"model": model, "available_bytes": available, "limit_bytes": least, "binding": "system"},
+    )
+
+
+def larger_than_predicted(model: str, weights_bytes: int, predicted_bytes: int, limits: Limits) -> Busy:
+    """The weights turned out larger than was reserved, and the others' memory is not theirs to take."""
+    return Busy(
+        f"`{model}` took {format_bytes(weights_bytes)} where {format_bytes(predicted_bytes)} were predicted, more than"
+        f" the soft limit {format_bytes(limits.soft_bytes)} ({limits.binding}) leaves, and was unloaded again",
+        hint="try again: its size is known now",
+        details={"model": model, "weights_bytes": weights_bytes, "predicted_bytes": predicted_bytes},
     )
 
 

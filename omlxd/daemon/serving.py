@@ -85,10 +85,13 @@ class Serving:
                     tokens = await tokenize(self._threads, entry.name, asked, codec)
                     generation.prompt_tokens = len(tokens)
                     tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
+                    pool.door.check(entry, len(tokens))
                 await self.until_loaded(entry, request=generation.id)
                 if tokens is None or not entry.takes(generation.id):
                     continue  # the tokenizer is there now; or it was evicted between its load and now
-                await pool.dispatch.run(entry, generation, self._order(entry, generation, tokens, wish))
+                order = self._order(entry, generation, tokens, wish)
+                if (admitted := await pool.door.admit(entry, generation.id, order)) is not None:
+                    await pool.dispatch.run(entry, generation, admitted)
         except OmlxError as error:
             self._fail(generation, error)
         except Exception as unexpected:
@@ -124,4 +127,5 @@ class Serving:
         self._fail(generation, shutting_down())
         del entry.requests[generation.id], self._tasks[generation.id]
         entry.touch()
+        self._pool.door.wake()  # its model may be idle now
         self._pool.notify()

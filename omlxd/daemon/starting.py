@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.limits import Machine
-from omlxd.core.manifest import Manifest, max_memory_bytes
+from omlxd.core.manifest import Manifest, max_memory_bytes, min_available_bytes
 from omlxd.core.units import format_bytes, parse_size
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
@@ -17,7 +18,7 @@ from omlxd.daemon.machine import find_machine
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.state_file import LearnedWeights, SavedState, StateFile
+from omlxd.daemon.state_file import LearnedSizes, SavedState, StateFile
 from omlxd.engine.protocol import Engine
 
 
@@ -101,6 +102,7 @@ def _enforcer(
             settings.poll_interval_s,
             settings.prefill_memory_guard,
             hard_limit=None if hard is None else parse_size(hard, ram_bytes=machine.ram_bytes),
+            min_available=min_available_bytes(settings.min_available, machine, sys.platform),
             policy=settings.policy,
         )
 
@@ -130,6 +132,7 @@ def _restore(daemon: Daemon, saved: SavedState) -> None:
         if (known := saved.learned.get(name)) is not None:
             # Holds only for the files it was measured on: a load compares the fingerprint.
             entry.weights_bytes, entry.measured, entry.fingerprint = known.weights_bytes, True, known.fingerprint
+            entry.learned = known.costs
 
 
 async def _check_pins(daemon: Daemon) -> None:
@@ -157,15 +160,15 @@ async def _check_pins(daemon: Daemon) -> None:
 
 
 def _learn(daemon: Daemon) -> None:
-    """Keep each size that a load has measured."""
+    """Keep each size that a load has measured, and what prompts were measured to take."""
 
     def remember(event: Event) -> None:
-        if event.event is not EventName.LOAD_FINISHED or event.model is None:
+        if event.event not in (EventName.LOAD_FINISHED, EventName.COSTS_LEARNED) or event.model is None:
             return
         entry = daemon.pool.entries[event.model]
         if entry.fingerprint is None or entry.weights_bytes is None:
             return
-        learned = LearnedWeights(entry.fingerprint, entry.weights_bytes)
+        learned = LearnedSizes(entry.fingerprint, entry.weights_bytes, entry.learned)
         if daemon.state_file.state.learned.get(entry.name) != learned:
             daemon.in_background(daemon.state_file.change(lambda state: state.with_learned(entry.name, learned)))
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import tomli_w
 
 from omlxd.core.errors import StartFailed
 from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.core.learned_costs import LearnedCosts
 from omlxd.daemon.files import open_regular
 
 SCHEMA = 1
+_KINDS: Mapping[str, type] = {"int": int, "float": float}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,12 @@ class SavedPin:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedWeights:
-    """What a model's weights took when files of this fingerprint were last loaded."""
+class LearnedSizes:
+    """What a model of these files took: its weights, and its requests where no formula says that."""
 
     fingerprint: str
     weights_bytes: int
+    costs: LearnedCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class SavedState:
 
     limit: SavedLimit | None = None
     pins: Mapping[str, SavedPin] = field(default_factory=dict)
-    learned: Mapping[str, LearnedWeights] = field(default_factory=dict)
+    learned: Mapping[str, LearnedSizes] = field(default_factory=dict)
 
     def max_memory(self, manifest_max_memory: str) -> str | None:
         """The limit set at run time, while the manifest still says what it said then."""
@@ -72,9 +75,9 @@ class SavedState:
         """This state with one more word about a pin."""
         return replace(self, pins={**self.pins, model: pin})
 
-    def with_learned(self, model: str, weights: LearnedWeights) -> SavedState:
-        """This state with a measured size."""
-        return replace(self, learned={**self.learned, model: weights})
+    def with_learned(self, model: str, sizes: LearnedSizes) -> SavedState:
+        """This state with measured sizes."""
+        return replace(self, learned={**self.learned, model: sizes})
 
 
 class StateFile:
@@ -85,6 +88,8 @@ class StateFile:
         self.state = SavedState()
         self._emit = emit
         self._writing = asyncio.Lock()
+        self._written: SavedState | None = None
+        self._tasks: set[asyncio.Task[tuple[str, ...]]] = set()
 
     def load(self) -> SavedState:
         """Read the file; damaged, it is moved to `state.toml.damaged` with a warning."""
@@ -96,15 +101,29 @@ class StateFile:
         except (OSError, StartFailed, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
             self._move_aside(error)
             self.state = SavedState()
+        self._written = self.state
         return self.state
 
     async def change(self, update: Callable[[SavedState], SavedState]) -> tuple[str, ...]:
         """Take a change over and write it; when this returns it is on the disk, or the answer is why it is not."""
         self.state = update(self.state)
+        return await self.flush()
+
+    async def flush(self) -> tuple[str, ...]:
+        """Write what is not on the disk yet (a daemon that ends may have cut a change short), or say why it is not."""
+        writing = asyncio.create_task(self._write())
+        self._tasks.add(writing)
+        writing.add_done_callback(self._tasks.discard)
+        # A thread that writes cannot be cancelled, so nobody else may begin meanwhile.
+        return await asyncio.shield(writing)
+
+    async def _write(self) -> tuple[str, ...]:
         async with self._writing:  # whoever comes second writes the newest state, in order
-            text = render_state(self.state)
+            if (state := self.state) == self._written:
+                return ()
             try:
-                await asyncio.to_thread(write_atomically, self.path, text)
+                await asyncio.to_thread(write_atomically, self.path, render_state(state))
+                self._written = state
             except OSError as error:
                 reason = error.strerror or type(error).__name__
                 fields = {"path": str(self.path), "reason": reason}
@@ -141,8 +160,8 @@ def parse_state(text: str) -> SavedState:
                 for name, pin in _table(document, "pins").items()
             },
             learned={
-                name: LearnedWeights(**_typed(weights, fingerprint=str, weights_bytes=int))
-                for name, weights in _table(document, "learned").items()
+                name: LearnedSizes(**_typed(sizes, fingerprint=str, weights_bytes=int), costs=_costs(sizes))
+                for name, sizes in _table(document, "learned").items()
             },
         )
     except (KeyError, AttributeError) as error:
@@ -162,6 +181,7 @@ def render_state(state: SavedState) -> str:
     if state.learned:
         document["learned"] = {
             name: {"fingerprint": known.fingerprint, "weights_bytes": known.weights_bytes}
+            | ({} if known.costs is None else {"costs": asdict(known.costs)})
             for name, known in state.learned.items()
         }
     return (
@@ -185,6 +205,13 @@ def write_atomically(path: Path, text: str) -> None:
         os.fsync(directory)  # the rename itself
     finally:
         os.close(directory)
+
+
+def _costs(sizes: Mapping[str, Any]) -> LearnedCosts | None:
+    """What was measured; None when nothing was, or an older omlxd wrote other figures: they are measured again."""
+    kinds = {each.name: _KINDS[str(each.type)] for each in fields(LearnedCosts)}
+    costs = sizes.get("costs", {})
+    return LearnedCosts(**_typed(costs, **kinds)) if kinds.keys() == costs.keys() else None
 
 
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ from omlxd.engine.protocol import (
     LoadEnded,
     LoadProgress,
     ModelInfo,
+    NeedsBlock,
     Plan,
     Prefilled,
     RequestFailed,
@@ -57,6 +58,7 @@ class PlanExecutor:
         self.started = False
         self._gauges, self._clock = gauges, clock
         self._plan = Plan()
+        self._asked_block: dict[str, int] = {}
         self._models: dict[str, ResidentModel] = {}
         self._done_seq: dict[str, int] = {}
         self._load: SlicedLoad | None = None
@@ -76,13 +78,16 @@ class PlanExecutor:
     @property
     def has_work(self) -> bool:
         """Whether `steps` would do anything."""
-        return self._load is not None or any(model.decoding or model.prefilling for model in self._models.values())
+        return self._load is not None or any(
+            model.prefilling or (model.decoding and self._is_granted(model)) for model in self._models.values()
+        )
 
     def steps(self) -> Iterator[None]:
         """One round: a step of everything that has work; yields after each, when the caller may stop the round."""
         self._turn += 1
         for model in [model for model in self._models.values() if model.decoding]:
-            self._decode(model)
+            if self._is_granted(model):
+                self._decode(model)
             yield
         prefilling = [model for model in self._models.values() if model.prefilling]
         if prefilling:
@@ -92,8 +97,20 @@ class PlanExecutor:
             self._load_slice(self._load, self._plan)
             yield
 
+    def _is_granted(self, model: ResidentModel) -> bool:
+        """Whether the next decode step stays within what was reserved; asks once for more when it does not."""
+        granted, length = self._plan.granted_tokens.get(model.name), model.length_tokens
+        if granted is None or length < granted:
+            return True
+        if self._asked_block.get(model.name) != length:
+            self._asked_block[model.name] = length
+            self.events.append(NeedsBlock(self.next_seq(), model.name, length))
+        return False
+
     def follow(self, plan: Plan) -> None:
         """Close the difference: end, unload, cancel, start."""
+        if plan.granted_tokens != self._plan.granted_tokens:
+            self._asked_block.clear()
         self._plan = plan
         self._gauges.obey(plan.limits)
         for model in self._models.values():
@@ -236,6 +253,7 @@ class PlanExecutor:
 
     def _prefill(self, model: ResidentModel) -> None:
         head = model.next_request
+        self._gauges.reset_peak()
         try:
             request = model.prefill_step(self._take)
         except Exception as error:
@@ -244,7 +262,8 @@ class PlanExecutor:
             self._fail(head, _engine_failed(model.name, error))
             return
         if request:
-            self.events.append(Prefilled(self.next_seq(), head, request.prefilled, len(request.order.prompt)))
+            total, transient = len(request.order.prompt), self._gauges.above_active_bytes()
+            self.events.append(Prefilled(self.next_seq(), head, request.prefilled, total, transient, request.kv_bytes))
         self._report_finished()
 
     def _decode(self, model: ResidentModel) -> None:

@@ -170,6 +170,15 @@ class Gauges:
         """Freed buffers that MLX keeps now."""
         return int(self._mx.get_cache_memory()) if self._mx else 0
 
+    def reset_peak(self) -> None:
+        """Begin to measure a step's peak."""
+        if self._mx:
+            self._mx.reset_peak_memory()
+
+    def above_active_bytes(self) -> int:
+        """How far the peak since `reset_peak` lies above what is live now: what a step took and gave back."""
+        return max(0, int(self._mx.get_peak_memory()) - self.active_bytes()) if self._mx else 0
+
     def obey(self, limits: EngineLimits) -> None:
         """Set MLX's cache limit so that its cache takes at most half of what lies between the limits.
 

@@ -74,7 +74,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationOrder:
-    """One request, tokenized: ids are within the vocabulary and the prompt is not empty (the pool checks)."""
+    """One request, tokenized: ids are within the vocabulary and the prompt is not empty (the pool checks).
+
+    `prefill_chunk_tokens` is what was reserved for one prefill step of this prompt; None takes the plan's.
+    """
 
     request: str
     model: str
@@ -82,11 +85,21 @@ class GenerationOrder:
     max_tokens: int
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
+    prefill_chunk_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What should be. `seen_seq` is the highest event number the loop had seen when it made the plan."""
+    """What should be.
+
+    Attributes:
+        seen_seq: the highest event number the loop had seen when it made the plan.
+        granted_tokens: by model, how long (prompt and generated tokens of its longest request) its decoding requests
+            may grow; a model whose next step would pass it stands still and says so once (`NeedsBlock`) until a plan
+            grants more. A model that is not named is not bounded.
+        cache_drops: how often MLX's buffer cache was to be given back so far; when it has grown, the engine collects
+            garbage and gives it back before its next step, also when it is idle.
+    """
 
     resident: frozenset[str] = frozenset()
     load: LoadOrder | None = None
@@ -95,6 +108,8 @@ class Plan:
     prefill_chunk_tokens: int = 256
     max_batch: int = 32
     seen_seq: int = 0
+    granted_tokens: Mapping[str, int] = field(default_factory=dict)
+    cache_drops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +177,25 @@ class Unloaded(EngineEvent):
 
 @dataclass(frozen=True, slots=True)
 class Prefilled(EngineEvent):
-    """`done` of the request's `total` prompt tokens have been run."""
+    """`done` of the request's `total` prompt tokens have been run.
+
+    `transient_bytes` is what the step held at its peak beyond what it left behind, `kv_bytes` the request's KV cache
+    now; both 0 when the step measured nothing (short prompts that went bare into the batch).
+    """
 
     request: str
     done: int
     total: int
+    transient_bytes: int = 0
+    kv_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsBlock(EngineEvent):
+    """The model's decoding requests stand still: the next step would pass its granted tokens; others go on."""
+
+    model: str
+    length_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,14 @@ class Running:
     end_ids: frozenset[int]
     prefilled: int = 0
     generated: int = 0
+    kv_bytes: int = 0
     cache: list[Any] = field(default_factory=list)
     uid: int | None = None
+
+    @property
+    def length_tokens(self) -> int:
+        """Tokens in its KV cache while it decodes."""
+        return len(self.order.prompt) + self.generated
 
     def accept(self, token: int) -> tuple[str, FinishReason | None]:
         """Count a token and return the text that is certain now, and why the request is over if it is."""
@@ -94,6 +100,12 @@ class ResidentModel:
         return bool(self._lone or self._rows)
 
     @property
+    def length_tokens(self) -> int:
+        """Tokens of the longest request that decodes, which the whole batch is padded to; 0 when none does."""
+        lone = [request for request, _ in self._lone.values()]
+        return max((request.length_tokens for request in [*lone, *self._rows.values()]), default=0)
+
+    @property
     def prefilling(self) -> bool:
         """Whether a prefill step would do something."""
         return bool(self._waiting) and (bool(self._waiting[0].cache) or self._running < self.max_batch)
@@ -122,10 +134,11 @@ class ResidentModel:
         prompt = request.order.prompt
         if not request.cache:
             request.cache = mlxlm.make_cache(self._module)
-        end = min(request.prefilled + self.prefill_chunk_tokens, len(prompt) - 1)
+        end = min(request.prefilled + self._chunk_tokens(request), len(prompt) - 1)
         if end > request.prefilled:
             mlxlm.prefill_chunk(self._module, request.cache, prompt[request.prefilled : end])
             request.prefilled = end
+            request.kv_bytes = mlxlm.cache_bytes(request.cache)
         if request.prefilled == len(prompt) - 1:
             self._waiting.popleft()
             request.prefilled = len(prompt)
@@ -179,7 +192,7 @@ class ResidentModel:
         group: list[Running] = []
         for request in self._waiting:
             longest = max(len(other.order.prompt) for other in [*group, request])
-            if request.cache or longest * (len(group) + 1) > self.prefill_chunk_tokens:
+            if request.cache or longest * (len(group) + 1) > self._chunk_tokens(request):
                 break
             if self._running + len(group) >= self.max_batch:
                 break
@@ -193,6 +206,9 @@ class ResidentModel:
             request.uid = batch.insert(request.order.prompt, request.sampler)
             self._rows[request.uid] = request
         return True
+
+    def _chunk_tokens(self, request: Running) -> int:
+        return request.order.prefill_chunk_tokens or self.prefill_chunk_tokens
 
     def _join(self, request: Running, take: Take) -> None:
         mergeable = mlxlm.is_mergeable(request.cache)

@@ -16,7 +16,8 @@ def test_a_single_model_over_the_limit_ends_its_requests_with_one_error_each_and
     daemon_of: Callable[..., Daemon], small: Callable[..., Path]
 ) -> None:
     soft = weights_bytes(small()) + 3 * MIB // 2
-    daemon = daemon_of({"chat": small()}, daemon={"max_memory": soft, "hard_limit": soft + 20 * MIB})
+    limits = {"max_memory": soft, "hard_limit": soft + 20 * MIB, "prefill_memory_guard": False}
+    daemon = daemon_of({"chat": small()}, daemon=limits)
     daemon.control("POST", "models/chat/load")
     with daemon.chat_stream("chat", "Tell me a long story.", max_tokens=5000) as stream:
         assert stream.response.status == 200

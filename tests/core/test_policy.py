@@ -20,6 +20,7 @@ from omlxd.core.policy import (
     Outcome,
     Snapshot,
     Unload,
+    WantedBlock,
     decide,
 )
 from omlxd.core.states import EntryState
@@ -46,6 +47,21 @@ def over(*entries: EntrySnapshot, active_mib: int = 500, at_rest: bool = True, c
 
 SOFT = Limits(soft_bytes=400 * MIB, hard_bytes=10_000 * MIB)
 
+WANTED = WantedBlock("a", 16 * MIB, 6 * MIB, "the soft limit 400 MiB (max_memory)")
+MIN_AVAILABLE = replace(SOFT, min_available_bytes=1024 * MIB)
+
+
+def short_system(*entries: EntrySnapshot, cache_mib: int = 0, at_rest: bool = True) -> Snapshot:
+    reading = MemoryReading(
+        active_bytes=300 * MIB,
+        cache_bytes=cache_mib * MIB,
+        system_total_bytes=8192 * MIB,
+        system_available_bytes=1000 * MIB,
+        at_rest=at_rest,
+    )
+    return Snapshot(NOW_S, reading, entries)
+
+
 RULES: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
     "R1 the reference compares active memory alone, not what else the process holds": (
         Snapshot(NOW_S, MemoryReading(active_bytes=300 * MIB, overhead_bytes=900 * MIB), (model("a"), model("b"))),
@@ -70,6 +86,66 @@ RULES: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
         Limits(soft_bytes=400 * MIB, hard_bytes=420 * MIB),
         DropCache(),
         Outcome.ACT,
+    ),
+    "R6 a block that is wanted counts before it is there": (
+        replace(over(model("a", running=1), model("b"), active_mib=390), wanted=WANTED),
+        SOFT,
+        Unload("b"),
+        Outcome.ACT,
+    ),
+    "R7 a block that is wanted counts before it is there": (
+        replace(over(model("a", running=1), active_mib=390), wanted=WANTED),
+        SOFT,
+        AbortRequests("a"),
+        Outcome.ACT,
+    ),
+    "R7 small requests are let through once aborting has not helped": (
+        over(model("a", running=1), active_mib=500),
+        replace(SOFT, tolerated_bytes=516 * MIB),
+        None,
+        Outcome.UNACCOUNTED,
+    ),
+    "R7 but only as far as that": (
+        over(model("a", running=1), active_mib=517),
+        replace(SOFT, tolerated_bytes=516 * MIB),
+        AbortRequests("a"),
+        Outcome.ACT,
+    ),
+    "a short system takes a cache that suffices first": (
+        short_system(model("a"), model("b"), cache_mib=24),
+        MIN_AVAILABLE,
+        DropCache(),
+        Outcome.ACT,
+    ),
+    "a short system takes idle models, least recently used first": (
+        short_system(model("a", used_s=5), model("b", used_s=7), model("c", running=1), cache_mib=23),
+        MIN_AVAILABLE,
+        Unload("a"),
+        Outcome.ACT,
+    ),
+    "a short system takes no busy, pinned or last model": (
+        short_system(model("a", running=1), model("b", pinned=True)),
+        MIN_AVAILABLE,
+        None,
+        Outcome.SYSTEM_SHORT,
+    ),
+    "a short system takes the newest load when no model is idle": (
+        short_system(model("a", running=1), loading("new")),
+        MIN_AVAILABLE,
+        CancelLoad("new"),
+        Outcome.ACT,
+    ),
+    "a short system decides at rest only": (
+        short_system(model("a"), model("b"), at_rest=False),
+        MIN_AVAILABLE,
+        None,
+        Outcome.SYSTEM_SHORT,
+    ),
+    "a system that has what it needs is left alone": (
+        short_system(model("a"), model("b")),
+        replace(SOFT, min_available_bytes=1000 * MIB),
+        None,
+        Outcome.WITHIN_LIMIT,
     ),
     "R4 usage equal to the limit is not over it": (
         over(model("a"), model("b"), active_mib=400),

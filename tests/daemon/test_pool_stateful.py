@@ -11,14 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from omlxd.core.costs import NO_COSTS, KvCosts
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import Event, EventName
+from omlxd.core.ledger import Share
 from omlxd.core.states import EntryState, Level
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import MIB
 from tests.fakes.clock import VirtualTimeLoop
+from tests.fakes.costs import FakeCosts
 from tests.fakes.pools import Scene, turns
 
 SIZES = {"a": 100, "b": 200, "c": 300, "d": 400}
@@ -40,16 +43,24 @@ LEGAL = {
 
 
 class WatchedEntry(EnginePoolEntry):
-    """An entry that takes only the legal turns of its life."""
+    """An entry that takes only the legal turns of its life, and remembers whether it was pinned when it was evicted."""
+
+    was_pinned = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "state" and value is not self.state:
             assert (self.state, value) in LEGAL, f"`{self.name}`: {self.state} -> {value}"
+            if value is EntryState.UNLOADING:
+                self.was_pinned = self.pinned
         super().__setattr__(name, value)
 
 
 class PoolMachine(RuleBasedStateMachine):
     """Hypothesis plays users, enforcer and engine; the engine takes a step only when told to."""
+
+    prompt_tokens = 5
+    token_bytes = MIB
+    costs: KvCosts = NO_COSTS
 
     @initialize(
         limit_mib=st.sampled_from([0, 350, 500, 700, 1100]),
@@ -67,13 +78,19 @@ class PoolMachine(RuleBasedStateMachine):
 
     async def _begin(self, answer: int | None, loaded: list[str], pinned: set[str]) -> None:
         self.scene = Scene(
-            SIZES, drive="manual", answer_tokens=answer, kv_bytes_per_token=MIB, load_wait_s=20.0, drain_timeout_s=5.0
+            SIZES,
+            drive="manual",
+            answer_tokens=answer,
+            kv_bytes_per_token=self.token_bytes,
+            load_wait_s=20.0,
+            drain_timeout_s=5.0,
+            costs=self.costs,
         )
         self.pool, self.engine = self.scene.pool, self.scene.engine
         self.scene.on_event = self.watched
         for entry in self.pool.entries.values():
             entry.__class__ = WatchedEntry
-        self.enforcer: ProcessMemoryEnforcer = self.scene.enforcer(0)
+        self.enforcer: ProcessMemoryEnforcer = self.scene.enforcer(0, min_available=1024 * MIB)
         self.enforcer.start()
         for name in loaded:
             loading = asyncio.create_task(self.pool.load(name))
@@ -88,7 +105,7 @@ class PoolMachine(RuleBasedStateMachine):
         if event.event is EventName.ENFORCER_ERROR:
             self.wrong.append(event.fields["error"])
         evicted = event.fields["victim"] if event.event is EventName.DECISION else None
-        if evicted and event.fields["action"] == "unload" and self.pool.entries[evicted].pinned:
+        if evicted and event.fields["action"] == "unload" and self.pool.entries[evicted].was_pinned:
             self.wrong.append(f"the pinned `{evicted}` was evicted")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -102,7 +119,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(name=names, max_tokens=st.sampled_from([1, 3, 60]))
     def generate(self, name: str, max_tokens: int) -> None:
         async def ask() -> None:
-            generation = self.pool.generate(name, prompt="why is the sky blue", max_tokens=max_tokens)
+            tokens = [1] * self.prompt_tokens
+            generation = self.pool.generate(name, tokens=tokens, max_tokens=max_tokens)
             self.requests[generation] = asyncio.create_task(ends_of(generation))
 
         self.run(ask())
@@ -257,5 +275,37 @@ async def _call(function: Any, *arguments: Any) -> None:
 
 
 EXAMPLES = int(os.environ.get("OMLXD_TEST_EXAMPLES", "60"))
+
+
+class ReservingPoolMachine(PoolMachine):
+    """The same with requests whose memory is predicted: nothing is allocated that was not promised first."""
+
+    prompt_tokens = 440  # so that a short answer needs another block
+    token_bytes = 64 * 1024
+    costs = FakeCosts(token_bytes=64 * 1024)
+
+    @rule(name=names, steps=st.integers(10, 60))
+    def generate_into_the_next_block(self, name: str, steps: int) -> None:
+        self.generate(name, 120)
+        self.engine_steps(steps)
+
+    @rule(available_mib=st.sampled_from([100, 4000, 4000]))
+    def other_programs_take_memory(self, available_mib: int) -> None:
+        self.engine.system_available_bytes = available_mib * MIB
+
+    @invariant()
+    def everything_was_promised_first(self) -> None:
+        if hasattr(self, "pool"):
+            promised_bytes = self.pool.ledger.committed_bytes
+            assert self.engine.active_bytes - self.engine.leak_bytes <= promised_bytes
+
+    async def _finish(self) -> None:
+        self.engine.system_available_bytes = 4000 * MIB
+        await super()._finish()
+        assert self.pool.ledger.total() == Share()
+
+
 PoolMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+ReservingPoolMachine.TestCase.settings = PoolMachine.TestCase.settings
+TestReservingPoolMachine = ReservingPoolMachine.TestCase

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from omlxd.core.events import Event, EventName
+from omlxd.core.learned_costs import LearnedCosts
 from omlxd.daemon.state_file import (
-    LearnedWeights,
+    LearnedSizes,
     SavedLimit,
     SavedPin,
     SavedState,
@@ -23,7 +25,7 @@ from omlxd.daemon.state_file import (
 FULL = SavedState(
     limit=SavedLimit(max_memory="6G", manifest_max_memory="8G"),
     pins={"chat": SavedPin(pinned=True, manifest_pinned=False), "a.b:c": SavedPin(False, True)},
-    learned={"chat": LearnedWeights(fingerprint='with "quotes"', weights_bytes=123)},
+    learned={"chat": LearnedSizes(fingerprint='with "quotes"', weights_bytes=123)},
 )
 # The first file format ever written: it has to stay readable.
 OLD_FILE = """\
@@ -50,6 +52,17 @@ weights_bytes = 123
 def test_what_was_written_is_read_again() -> None:
     assert parse_state(render_state(FULL)) == FULL
     assert parse_state(render_state(SavedState())) == SavedState()
+
+
+def test_measured_costs_are_read_again_and_those_of_another_version_are_forgotten() -> None:
+    costs = LearnedCosts(
+        **{each.name: 7 if each.type == "int" else 7.5 for each in fields(LearnedCosts)}  # type: ignore[arg-type]
+    )
+    state = SavedState(learned={"odd": LearnedSizes("files-1", 123, costs)})
+    written = render_state(state)
+    assert parse_state(written) == state
+    renamed = written.replace(fields(LearnedCosts)[0].name, "bytes_per_furlong")
+    assert parse_state(renamed) == SavedState(learned={"odd": LearnedSizes("files-1", 123)})
 
 
 def test_the_first_file_format_is_still_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ import pytest
 from omlxd.core.errors import EngineFailed
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm
-from omlxd.engine.protocol import CacheDropped, EngineLimits, Finished, Generated, LoadDone, RequestGone
+from omlxd.engine.protocol import (
+    CacheDropped,
+    EngineLimits,
+    Finished,
+    Generated,
+    LoadDone,
+    NeedsBlock,
+    Prefilled,
+    RequestGone,
+)
 from tests.engine.driver import Driver, generation, reference
 
 pytestmark = pytest.mark.mlx
@@ -179,6 +189,35 @@ def test_an_idle_engine_gives_its_cache_back_when_the_hard_limit_comes_down(
     driver.apply(limits=EngineLimits(hard_bytes=hard))
     dropped = driver.until(CacheDropped)
     assert dropped.reading.active_bytes + dropped.reading.cache_bytes <= hard
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_decoding_stands_still_at_the_end_of_its_grant_and_goes_on_with_a_new_one(
+    others: int, driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model())
+    driver.load("free", tiny_model("qwen2", 1_500_000))
+    driver.apply(granted_tokens={"m": 120})
+    short = [generation(f"s{at}", "m", prompt(20 + at, at), 300) for at in range(others)]
+    driver.start(generation("long", "m", prompt(100, 9), 60), *short, generation("other", "free", [5, 6], 90))
+    asked = driver.until(NeedsBlock)
+    assert (asked.model, asked.length_tokens) == ("m", 120)
+    driver.until(Finished, lambda event: event.request == "other")  # the other model does not stand still
+    made = sum(event.tokens for event in driver.seen if isinstance(event, Generated) and event.request == "long")
+    assert made == 20
+    driver.engine.rest().result()
+    assert sum(isinstance(event, NeedsBlock) for event in driver.seen) == 1
+    driver.apply(granted_tokens={"m": 512})
+    driver.until(Finished, lambda event: event.request == "long")
+
+
+def test_each_prefill_step_tells_what_it_took_and_left(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    driver.load("m", tiny_model())
+    driver.run(replace(generation("r", "m", prompt(1001, 1), 3), prefill_chunk_tokens=100))
+    steps = [event for event in driver.seen if isinstance(event, Prefilled)]
+    assert [event.done for event in steps] == [*range(100, 1000, 100), 1001]
+    assert all(event.transient_bytes > 0 for event in steps)
+    assert steps[-1].kv_bytes > steps[0].kv_bytes > 0
 
 
 def test_more_requests_than_the_batch_holds_wait_their_turn_and_all_finish(

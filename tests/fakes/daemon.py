@@ -18,6 +18,17 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.wire import Answer, fetch
 
 TIMEOUT_S = 30.0
+CONFIG = {  # a token takes 1 KiB, as in the fake engine
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 1000,
+    "torch_dtype": "float16",
+}
 
 
 @dataclass
@@ -85,7 +96,7 @@ def manifest(
 def model_folder(path: Path, weights_bytes: int) -> Path:
     """A folder that looks whole: config, tokenizer, and a sparse safetensors file of this many bytes of tensors."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 4096}))
+    (path / "config.json").write_text(json.dumps(CONFIG))
     (path / "tokenizer.json").write_text("{}")
     header = json.dumps({"w": {"dtype": "U8", "shape": [weights_bytes], "data_offsets": [0, weights_bytes]}}).encode()
     with (path / "model.safetensors").open("wb") as file:

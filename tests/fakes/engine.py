@@ -35,6 +35,7 @@ from omlxd.engine.protocol import (
     LoadOrder,
     LoadProgress,
     ModelInfo,
+    NeedsBlock,
     OverLimit,
     Plan,
     Post,
@@ -105,6 +106,10 @@ class FakeEngine:
     Attributes (a test may change them at any time):
         cache_bytes: freed buffers that are kept.
         leak_bytes: active memory that belongs to nobody.
+        system_available_bytes: what the system is said to have.
+        measured_weights: by model: what its load brings, whatever the order said.
+        chunk_token_bytes: what a token of a prefill chunk holds in passing.
+        measures_prefill: whether prefill steps tell what they took.
         load_errors: by model: what its load ends with after its first slice.
         step_errors: by model: what its next step raises; ends its requests.
         hold_rests: a step is stuck: readings at rest are not answered.
@@ -126,6 +131,10 @@ class FakeEngine:
     ) -> None:
         self.cache_bytes = 0
         self.leak_bytes = 0
+        self.system_available_bytes = 32 * GIB
+        self.measured_weights: dict[str, int] = {}
+        self.chunk_token_bytes = 0
+        self.measures_prefill = False
         self.load_errors: dict[str, Exception] = {}
         self.step_errors: dict[str, Exception] = {}
         self.hold_rests = False
@@ -143,6 +152,8 @@ class FakeEngine:
         self._load: _Loading | None = None
         self._last_order = 0
         self._ended: set[str] = set()
+        self._asked_blocks: dict[str, int] = {}
+        self._dropped = 0
         self._paused_seq: int | None = None
         self._rests: list[Future[MemoryReading]] = []
         self._events: list[EngineEvent] = []
@@ -284,7 +295,12 @@ class FakeEngine:
 
     def _follow(self) -> None:
         """Close the difference to the newest plan, also while paused."""
+        if self._plan.granted_tokens != self._seen.granted_tokens:
+            self._asked_blocks.clear()
         plan = self._seen = self._plan
+        if plan.cache_drops > self._dropped:
+            self._dropped = plan.cache_drops
+            self._drop_cache()
         self._ended &= plan.requests.keys()
         for model in self._models.values():
             for request in [request for request in model.requests if request not in plan.requests]:
@@ -327,46 +343,68 @@ class FakeEngine:
         if not self._started:
             self._started = True
             self._send(EngineStarted, "fake", self._reading())
+        moved = self._load is not None
         if self._load is not None:
             self._load_slice(self._load)
         for name, model in self._models.items():
             if (error := self.step_errors.pop(name, None)) is not None and model.requests:
                 self._fail_all(model, error)
+            granted = self._is_granted(name, model)
             for running in list(model.requests.values())[: self._plan.max_batch]:
-                self._run_request(model, running)
+                if granted or running.prefilled < len(running.order.prompt):
+                    self._run_request(model, running)
+                    moved = True
         self._keep_under_hard()
         self.peak = max(self.peak, self._reading().active_bytes)
         pause_bytes, active_bytes = self._plan.limits.pause_above_bytes, self._reading().active_bytes
         if pause_bytes and active_bytes > pause_bytes and self._paused_seq is None:
             self._send(OverLimit, self._reading())
             self._paused_seq = self._seq
-        return True
+        return moved
+
+    def _is_granted(self, name: str, model: _Loaded) -> bool:
+        """Whether the next token of its longest request is within what was reserved; asks once when it is not."""
+        decoding = [each for each in model.requests.values() if each.prefilled == len(each.order.prompt)]
+        length = max((running.tokens for running in decoding), default=0)
+        granted = self._plan.granted_tokens.get(name)
+        if granted is None or length < granted:
+            return True
+        if self._asked_blocks.get(name) != length:
+            self._asked_blocks[name] = length
+            self._send(NeedsBlock, name, length)
+        return False
 
     def _load_slice(self, load: _Loading) -> None:
         order, hard_bytes = load.order, self._plan.limits.hard_bytes
-        slice_bytes = min(self._slice_bytes, order.weights_bytes - load.done_bytes)
+        total_bytes = self.measured_weights.get(order.model, order.weights_bytes)
+        slice_bytes = min(self._slice_bytes, total_bytes - load.done_bytes)
         if hard_bytes and self._reading().active_bytes + slice_bytes > hard_bytes:
             self._end_load(DoesNotFit(f"`{order.model}` would pass the hard limit"))
             return
         load.done_bytes += slice_bytes
         self.peak = max(self.peak, self._reading().active_bytes)
-        self._send(LoadProgress, order.id, order.model, load.done_bytes, order.weights_bytes)
+        self._send(LoadProgress, order.id, order.model, load.done_bytes, total_bytes)
         if (error := self.load_errors.get(order.model)) is not None:
             self._end_load(error if isinstance(error, OmlxError) else LoadFailed(str(error)))
-        elif load.done_bytes >= order.weights_bytes:
+        elif load.done_bytes >= total_bytes:
             self._load = None
             codec = self._codecs[order.model] = FakeCodec(
                 self._codec.vocab_size, order.max_context or self._codec.context_length
             )
-            self._models[order.model] = _Loaded(order.weights_bytes, self._seq + 1, codec)
-            info = ModelInfo(order.weights_bytes, codec.context_length, codec.vocab_size, 0.25)
+            self._models[order.model] = _Loaded(total_bytes, self._seq + 1, codec)
+            info = ModelInfo(total_bytes, codec.context_length, codec.vocab_size, 0.25)
             self._send(LoadDone, order.id, order.model, info, self._reading())
 
     def _run_request(self, model: _Loaded, running: _Running) -> None:
         order, total = running.order, len(running.order.prompt)
         if running.prefilled < total:
-            running.prefilled = min(total, running.prefilled + self._plan.prefill_chunk_tokens)
-            self._send(Prefilled, order.request, running.prefilled, total)
+            chunk = order.prefill_chunk_tokens or self._plan.prefill_chunk_tokens
+            before, running.prefilled = running.prefilled, min(total, running.prefilled + chunk)
+            transient_bytes = (running.prefilled - before) * self.chunk_token_bytes
+            self.peak = max(self.peak, self._reading().active_bytes + transient_bytes)
+            kv_bytes = running.tokens * self._kv_bytes_per_token
+            measured = (transient_bytes, kv_bytes) if self.measures_prefill else (0, 0)
+            self._send(Prefilled, order.request, running.prefilled, total, *measured)
             return
         word = f"tok{running.generated} "
         running.generated += 1
@@ -399,7 +437,11 @@ class FakeEngine:
     def _keep_under_hard(self) -> None:
         hard_bytes = self._plan.limits.hard_bytes
         if hard_bytes and self.cache_bytes and self._reading().active_bytes + self.cache_bytes > hard_bytes:
-            freed_bytes, self.cache_bytes = self.cache_bytes, 0
+            self._drop_cache()
+
+    def _drop_cache(self) -> None:
+        freed_bytes, self.cache_bytes = self.cache_bytes, 0
+        if freed_bytes:
             self._send(CacheDropped, freed_bytes, self._reading())
 
     def _tear_down(self) -> None:
@@ -427,7 +469,7 @@ class FakeEngine:
             footprint_bytes=active_bytes + self.cache_bytes + 50 * MIB,
             base_bytes=50 * MIB,
             system_total_bytes=64 * GIB,
-            system_available_bytes=32 * GIB,
+            system_available_bytes=self.system_available_bytes,
             at_rest=at_rest,
         )
 

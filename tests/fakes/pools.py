@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from omlxd.core.costs import NO_COSTS
 from omlxd.core.errors import LoadFailed
 from omlxd.core.events import Event, EventName
 from omlxd.core.limits import Machine
@@ -48,6 +49,7 @@ class Scene:
     def __init__(self, sizes: Mapping[str, float], *, pinned: tuple[str, ...] = (), **options: Any) -> None:
         engine_options = {key: options.pop(key) for key in _ENGINE_OPTIONS & options.keys()}
         self.engine = FakeEngine(options.pop("drive", "loop"), **engine_options)
+        costs = options.pop("costs", NO_COSTS)
         self.events: list[Event] = []
         self.on_event: Callable[[Event], None] = _ignore
         self.folders = FakeFolders(sizes)
@@ -60,6 +62,7 @@ class Scene:
             emit=self._hear,
             read_folder=self.folders,
             fingerprint=self.folders.fingerprint,
+            costs_of=lambda files, learned, backend: costs,
             **options,
         )
         self.clock = clock
@@ -103,6 +106,15 @@ async def until_decoding(generation: Generation) -> None:
     """Wait for the first token."""
     assert await generation.wait(100.0)
     assert generation.state is RequestState.DECODE, generation.error
+
+
+async def until(condition: Callable[[], bool], at_most_s: float = 100.0) -> None:
+    """Let time pass until the condition holds."""
+    for _ in range(int(at_most_s / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never happened")
 
 
 async def turns(count: int = 5) -> None:

@@ -1,0 +1,259 @@
+"""The ledger: the sum of what has been promised, in bytes, model by model; pure data, no clock, no MLX.
+
+What stays: weights count in full from before the first byte is read until the last one is back. KV caches are reserved
+by decode batch: every admitted request is a row of it, prefilling or not, and every row is padded to the longest plus a
+block to grow into; so a request costs the difference it makes, and joining the batch needs nothing more.
+
+What passes: a step holds memory that it gives back. The engine takes one step at a time, so not the sum of these
+transients is promised but the largest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from omlxd.core.costs import BLOCK_TOKENS, NO_COSTS, KvCosts
+
+AHEAD_TOKENS: Final = 64
+"""A batch that is this close to the end of its reservation asks for the next block, so that it need not stop there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one model, or all of them, have been promised, in bytes.
+
+    Attributes:
+        weights_bytes: of loaded, loading and unloading models.
+        kv_bytes: of the decode batches with all their rows.
+        prefill_bytes: what prompts hold beyond their row while they are being prefilled.
+        transient_bytes: the largest that one step holds in passing.
+    """
+
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    prefill_bytes: int = 0
+    transient_bytes: int = 0
+
+    @property
+    def committed_bytes(self) -> int:
+        """What stays."""
+        return self.weights_bytes + self.kv_bytes + self.prefill_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one more request or block would add to what stays, and the largest transient there would be then."""
+
+    stays_bytes: int
+    transient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One admitted request: its length so far, and its prefill while that lasts."""
+
+    tokens: int
+    prefill_bytes: int = 0
+    prefill_transient_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """One model's promises; `batched` once its requests share a batch, whose buffers end anywhere."""
+
+    weights_bytes: int = 0
+    costs: KvCosts = NO_COSTS
+    rows: dict[str, Row] = field(default_factory=dict)
+    reserved_tokens: int = 0
+    batched: bool = False
+
+
+class Ledger:
+    """All promises of one pool.
+
+    Args:
+        max_batch: requests of one model that run at once; more hold no KV cache.
+    """
+
+    def __init__(self, max_batch: int = 32) -> None:
+        self._max_batch = max_batch
+        self._accounts: dict[str, Account] = {}
+
+    # Weights
+
+    def reserve_weights(self, model: str, weights_bytes: int) -> None:
+        """A load begins; once more with the measured figure when it has ended well."""
+        self._account(model).weights_bytes = max(0, weights_bytes)
+
+    def release_weights(self, model: str) -> None:
+        """The model's memory is back."""
+        if (account := self._accounts.get(model)) is not None:
+            account.weights_bytes = 0
+            self._forget_empty(model, account)
+
+    # Requests
+
+    def reserve(self, model: str, request: str, costs: KvCosts, tokens: int, chunk_tokens: int) -> None:
+        """Admit a request with a prompt of `tokens`, to be prefilled in chunks of `chunk_tokens`."""
+        account = self._account(model)
+        account.costs = costs
+        account.rows[request] = Row(tokens)
+        self._fit_rows(account)
+        account.rows[request] = _prefilling(account, tokens, chunk_tokens)
+
+    def prefilled(self, model: str, request: str) -> None:
+        """The request decodes; what its prefill held in passing is free."""
+        account = self._accounts.get(model)
+        if account is not None and (row := account.rows.get(request)) is not None:
+            account.rows[request] = Row(row.tokens)
+
+    def grow(self, model: str, request: str, tokens: int) -> bool:
+        """The request has become `tokens` longer; whether its batch is near the end of what is reserved for it."""
+        account = self._accounts.get(model)
+        if account is None or (row := account.rows.get(request)) is None:
+            return False
+        grown = row.tokens + tokens
+        account.rows[request] = Row(grown, row.prefill_bytes, row.prefill_transient_bytes)
+        return grown + AHEAD_TOKENS > usable_tokens(account.reserved_tokens, account.batched)
+
+    def extend(self, model: str) -> None:
+        """Reserve the next block of the model's batch, as far as its longest request needs one."""
+        if (account := self._accounts.get(model)) is not None:
+            self._fit_rows(account)
+
+    def release(self, model: str, request: str) -> None:
+        """The request's memory is back; does nothing when it holds none."""
+        account = self._accounts.get(model)
+        if account is None or account.rows.pop(request, None) is None:
+            return
+        account.reserved_tokens = 0
+        self._fit_rows(account)
+        self._forget_empty(model, account)
+
+    def recost(self, model: str, costs: KvCosts) -> None:
+        """Better figures are known: what is reserved for the model's requests counts by them from now on."""
+        if (account := self._accounts.get(model)) is not None:
+            account.costs = costs
+
+    # What it adds up to
+
+    @property
+    def committed_bytes(self) -> int:
+        """What stays, of all models."""
+        return sum(self._share(account).committed_bytes for account in self._accounts.values())
+
+    @property
+    def transient_bytes(self) -> int:
+        """The largest that one step holds in passing: steps are taken one at a time."""
+        return max((_transient_bytes(account, self._max_batch) for account in self._accounts.values()), default=0)
+
+    def share(self, model: str) -> Share:
+        """What the model has been promised."""
+        account = self._accounts.get(model)
+        return Share() if account is None else self._share(account)
+
+    def total(self) -> Share:
+        """What all have been promised together, by kind."""
+        shares = [self._share(account) for account in self._accounts.values()]
+        return Share(
+            sum(share.weights_bytes for share in shares),
+            sum(share.kv_bytes for share in shares),
+            sum(share.prefill_bytes for share in shares),
+            max((share.transient_bytes for share in shares), default=0),
+        )
+
+    def requests(self, model: str) -> int:
+        """How many requests of the model have been admitted and not released."""
+        return len(account.rows) if (account := self._accounts.get(model)) is not None else 0
+
+    def running(self) -> frozenset[str]:
+        """The models with admitted requests."""
+        return frozenset(model for model, account in self._accounts.items() if account.rows)
+
+    def granted_tokens(self) -> dict[str, int]:
+        """By model with requests: how long they may grow on what is reserved."""
+        return {
+            model: usable_tokens(account.reserved_tokens, account.batched)
+            for model, account in self._accounts.items()
+            if account.rows
+        }
+
+    def if_admitted(self, model: str, costs: KvCosts, tokens: int, chunk_tokens: int) -> Difference:
+        """The difference that a prompt of `tokens` would make; nothing is reserved."""
+        now = self._accounts.get(model) or Account()
+        then = Account(now.weights_bytes, costs, dict(now.rows), now.reserved_tokens, now.batched)
+        then.rows[""] = Row(tokens)
+        self._fit_rows(then)
+        then.rows[""] = _prefilling(then, tokens, chunk_tokens)
+        return self._difference(now, then)
+
+    def if_extended(self, model: str) -> Difference:
+        """The difference that the next block of the model's batch would make; nothing is reserved."""
+        now = self._accounts.get(model) or Account()
+        then = Account(now.weights_bytes, now.costs, now.rows, now.reserved_tokens, now.batched)
+        self._fit_rows(then)
+        return self._difference(now, then)
+
+    def _difference(self, now: Account, then: Account) -> Difference:
+        transient_bytes = max(self.transient_bytes, _transient_bytes(then, self._max_batch))
+        return Difference(self._share(then).committed_bytes - self._share(now).committed_bytes, transient_bytes)
+
+    def _account(self, model: str) -> Account:
+        return self._accounts.setdefault(model, Account())
+
+    def _forget_empty(self, model: str, account: Account) -> None:
+        if not account.rows and not account.weights_bytes:
+            del self._accounts[model]
+
+    def _fit_rows(self, account: Account) -> None:
+        """Reserve as far as the longest row needs it; never less than before."""
+        if not account.rows:
+            account.reserved_tokens, account.batched = 0, False
+            return
+        account.batched = account.batched or len(account.rows) > 1
+        longest = max(row.tokens for row in account.rows.values())
+        account.reserved_tokens = max(account.reserved_tokens, reserved_tokens(longest, account.batched))
+
+    def _share(self, account: Account) -> Share:
+        rows = min(len(account.rows), self._max_batch)
+        return Share(
+            account.weights_bytes,
+            account.costs.kv_bytes(account.reserved_tokens, rows) if rows else 0,
+            sum(row.prefill_bytes for row in account.rows.values()),
+            _transient_bytes(account, self._max_batch),
+        )
+
+
+def reserved_tokens(longest: int, batched: bool) -> int:
+    """What is reserved for a batch whose longest row has `longest` tokens: whole blocks, one of them to grow into."""
+    reserved = -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
+    if usable_tokens(reserved, batched) < longest + AHEAD_TOKENS:
+        reserved += BLOCK_TOKENS
+    return reserved
+
+
+def usable_tokens(reserved: int, batched: bool) -> int:
+    """How long a row may become on a reservation.
+
+    A cache of one row ends at a multiple of the block. A batch is cut to its longest row when rows join or leave, and
+    grows by a block from there: its buffers may end up to a block less one token behind the last row's end.
+    """
+    return reserved - BLOCK_TOKENS + 1 if batched else reserved
+
+
+def _prefilling(account: Account, tokens: int, chunk_tokens: int) -> Row:
+    """A row whose prompt is still to be prefilled, on a cache of its own that a window may not have cut yet."""
+    costs, chunk = account.costs, min(chunk_tokens, tokens)
+    held_bytes = costs.kv_bytes(tokens, 1, chunk)
+    row_bytes = costs.kv_bytes(account.reserved_tokens, 1)
+    return Row(tokens, max(0, held_bytes - row_bytes), costs.prefill_transient_bytes(chunk, tokens))
+
+
+def _transient_bytes(account: Account, max_batch: int) -> int:
+    """The largest step of this model: a chunk of a prompt, or a decode step with a layer's copy."""
+    if not account.rows:
+        return 0
+    rows = min(len(account.rows), max_batch)
+    decode_bytes = account.costs.decode_transient_bytes(rows, account.reserved_tokens)
+    return max(decode_bytes, *(row.prefill_transient_bytes for row in account.rows.values()))

@@ -1,0 +1,234 @@
+"""The door: a request goes to the engine when its memory has been reserved, waits its turn, or is refused (R11, R12).
+
+Requests of one model wait in the order they came. One that needs much lets requests to other models pass while it
+waits, but only so many; then nobody passes, and what runs makes room for it by ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from omlxd.core.admission import Admission, AdmissionKind, Ask, decide_request, never_fits
+from omlxd.core.events import Event, EventName
+from omlxd.core.memory import MemoryReading
+from omlxd.core.states import EntryState
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.eviction import make_way
+from omlxd.daemon.refusals import no_room, prompt_too_large
+from omlxd.engine.protocol import GenerationOrder
+
+if TYPE_CHECKING:
+    from omlxd.daemon.pool import EnginePool
+
+MAX_OVERTAKES: Final = 8
+RECHECK_S: Final = 1.0  # memory can come back unannounced: other programs, a leak that ends
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request that waits at the door; its result is the chunk it may use, None when its model has gone."""
+
+    entry: EnginePoolEntry
+    request: str
+    ask: Ask
+    overtaken: int = 0
+    stuck_since_s: float | None = None
+    told: bool = False
+    admitted: bool = False
+    result: asyncio.Future[int | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Door:
+    """Admits requests to one pool's engine.
+
+    Args:
+        pool: whose ledger is written.
+        wait_s: seconds a request waits when there is nobody whose end would make room.
+    """
+
+    def __init__(self, pool: EnginePool, wait_s: float) -> None:
+        self._pool = pool
+        self._wait_s = wait_s
+        self._queue: list[Ticket] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def guarded(self) -> bool:
+        """Whether requests may be kept waiting or refused at all."""
+        return self._pool.link.wanted.limits.prefill_memory_guard
+
+    def check(self, entry: EnginePoolEntry, prompt_tokens: int) -> None:
+        """Refuse what can never run before its model is loaded for it; raises PrefillMemoryExceeded."""
+        if self.guarded:
+            pool, ask = self._pool, self._ask(entry, prompt_tokens)
+            refusal = never_fits(pool.snapshot(pool.engine.read()), pool.limits, ask)
+            if refusal is not None:
+                raise prompt_too_large(ask, refusal)
+
+    async def admit(self, entry: EnginePoolEntry, request: str, order: GenerationOrder) -> GenerationOrder | None:
+        """Reserve the request's memory, as soon as there is enough; None when the model was unloaded meanwhile.
+
+        When it returns an order the request must go to the engine in the same turn of the loop, or be released.
+
+        Raises:
+            PrefillMemoryExceeded: it could not run even alone.
+            Busy: memory that belongs to nobody, or the lack of it in the system, kept it waiting for `wait_s`.
+        """
+        ask = self._ask(entry, len(order.prompt))
+        if not self.guarded:
+            self._reserve(entry, request, ask, ask.chunk_tokens)
+            return order
+        chunk = None if self._must_queue(entry.name) else self._at_once(entry, request, ask)
+        if chunk is None:
+            chunk = await self._in_turn(Ticket(entry, request, ask))
+        return None if chunk is None else replace(order, prefill_chunk_tokens=chunk)
+
+    def release(self, entry: EnginePoolEntry, request: str) -> None:
+        """The request's memory is back."""
+        self._pool.ledger.release(entry.name, request)
+        self._pool.growth.grant()
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be more room than before."""
+        self._changed.set()
+
+    async def close(self) -> None:
+        """End the worker; those who wait are ended by who waits for them."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+
+    def _ask(self, entry: EnginePoolEntry, prompt_tokens: int) -> Ask:
+        return Ask(entry.name, prompt_tokens, self._pool.link.prefill_chunk_tokens, entry.costs)
+
+    def _must_queue(self, model: str) -> bool:
+        return any(ticket.entry.name == model or ticket.overtaken >= MAX_OVERTAKES for ticket in self._waiting())
+
+    def _waiting(self) -> list[Ticket]:
+        return [ticket for ticket in self._queue if not ticket.result.done()]
+
+    def _at_once(self, entry: EnginePoolEntry, request: str, ask: Ask) -> int | None:
+        """Without a wait when even a reading inside a step leaves room; None when it does not."""
+        pool = self._pool
+        answer = decide_request(pool.snapshot(pool.engine.read()), pool.limits, pool.ledger, ask)
+        if answer.kind is AdmissionKind.NEVER:
+            raise prompt_too_large(ask, answer)
+        if answer.kind is not AdmissionKind.ADMIT:
+            return None
+        self._overtake(self._waiting())
+        self._reserve(entry, request, ask, answer.chunk_tokens)
+        return answer.chunk_tokens
+
+    async def _in_turn(self, ticket: Ticket) -> int | None:
+        self._queue.append(ticket)
+        self.wake()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work(), name="omlxd-door")
+        admitted = False
+        try:
+            chunk = await ticket.result
+            admitted = ticket.admitted and ticket.entry.takes(ticket.request)
+            return chunk if admitted else None
+        finally:
+            self._queue.remove(ticket)
+            if ticket.admitted and not admitted:  # its caller went away, or its model did, in that very moment
+                self.release(ticket.entry, ticket.request)
+            self.wake()
+
+    def _reserve(self, entry: EnginePoolEntry, request: str, ask: Ask, chunk: int) -> None:
+        self._pool.ledger.reserve(entry.name, request, ask.costs, ask.prompt_tokens, chunk)
+        self._pool.growth.grant()
+
+    def _overtake(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.overtaken += 1
+
+    async def _work(self) -> None:
+        while self._queue:
+            self._changed.clear()
+            async with self._pool.lock:
+                await self._serve()
+            try:
+                async with asyncio.timeout(RECHECK_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _serve(self) -> None:
+        """Look at everybody once, in order: admit, evict for, refuse, or leave waiting."""
+        pool = self._pool
+        reading = await pool.read_rest() or pool.engine.read()
+        passed: list[Ticket] = []
+        for ticket in self._waiting():
+            if ticket.result.done():  # ended while somebody else was looked at
+                continue
+            if not ticket.entry.takes(ticket.request):
+                ticket.result.set_result(None)
+                continue
+            if any(other.entry is ticket.entry for other in passed):
+                continue
+            answer, reading = await self._evict_for(ticket, reading, first=not passed)
+            if ticket.result.done() or not ticket.entry.takes(ticket.request):
+                continue  # the next look finds it
+            if not self.guarded:
+                answer = replace(answer, kind=AdmissionKind.ADMIT, chunk_tokens=ticket.ask.chunk_tokens)
+            if answer.kind is AdmissionKind.ADMIT:
+                self._overtake([other for other in passed if not other.result.done()])
+                self._reserve(ticket.entry, ticket.request, ticket.ask, answer.chunk_tokens)
+                ticket.admitted = True
+                ticket.result.set_result(answer.chunk_tokens)
+            elif answer.kind is AdmissionKind.NEVER:
+                ticket.result.set_exception(prompt_too_large(ticket.ask, answer))
+            else:
+                passed.append(ticket)
+                self._wait_longer(ticket, answer)
+                if ticket.overtaken >= MAX_OVERTAKES:
+                    break
+
+    async def _evict_for(
+        self, ticket: Ticket, reading: MemoryReading, *, first: bool
+    ) -> tuple[Admission, MemoryReading]:
+        """The answer for this ticket, after idle models that stand in its way have been unloaded one by one."""
+        pool, model = self._pool, ticket.entry.name
+        while True:
+            yielding = self._yielding() if first else frozenset[str]()
+            answer = decide_request(pool.snapshot(reading), pool.limits, pool.ledger, ticket.ask, yielding)
+            if answer.kind is not AdmissionKind.EVICT or not self.guarded or ticket.result.done():
+                return answer, reading
+            numbers = {"victims": list(answer.victims), "need_bytes": answer.need_bytes}
+            reading = await make_way(
+                pool,
+                answer.victims[0],
+                model,
+                trigger="request",
+                why=answer.why,
+                before=reading,
+                candidates=answer.candidates,
+                extra={**numbers, "short_bytes": answer.short_bytes, "for_request": ticket.request},
+            )
+
+    def _yielding(self) -> frozenset[str]:
+        """Models whose requests all wait, when nothing runs: else two that wait for each other would wait for ever."""
+        entries = self._pool.entries.values()
+        if self._pool.ledger.running() or any(entry.state is EntryState.LOADING for entry in entries):
+            return frozenset()
+        return frozenset(entry.name for entry in entries if entry.loaded and not entry.in_engine)
+
+    def _wait_longer(self, ticket: Ticket, answer: Admission) -> None:
+        now_s = self._pool.clock()
+        if not ticket.told:
+            ticket.told = True
+            fields = {"reason": answer.why, "short_bytes": answer.short_bytes, "blockers": list(answer.blockers)}
+            self._pool.emit(
+                Event(EventName.REQUEST_WAITING, model=ticket.entry.name, request=ticket.request, fields=fields)
+            )
+        if answer.blockers:
+            ticket.stuck_since_s = None
+        elif ticket.stuck_since_s is None:
+            ticket.stuck_since_s = now_s
+        elif now_s - ticket.stuck_since_s >= self._wait_s:
+            ticket.result.set_exception(no_room(ticket.entry.name, answer, now_s - ticket.stuck_since_s))

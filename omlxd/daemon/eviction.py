@@ -1,0 +1,52 @@
+"""Unloads an idle model because somebody needs its memory, and records why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from omlxd.core.memory import MemoryReading
+from omlxd.core.policy import Candidate
+from omlxd.daemon.decisions import DecisionRecord
+from omlxd.daemon.refusals import aborted
+
+if TYPE_CHECKING:
+    from omlxd.daemon.pool import EnginePool
+
+
+async def make_way(
+    pool: EnginePool,
+    victim: str,
+    for_model: str,
+    *,
+    trigger: str,
+    why: str,
+    before: MemoryReading,
+    candidates: Sequence[Candidate],
+    extra: Mapping[str, Any],
+) -> MemoryReading:
+    """Unload `victim` for `for_model`; returns what is in use afterwards, at rest. Hold the pool's lock.
+
+    Args:
+        trigger: what needs the memory: `load`, `request` or `block`.
+        why: the reason in plain words with numbers.
+        before: the reading that was decided on.
+        extra: numbers of this kind of decision.
+    """
+    begun_s = pool.clock()
+    await pool.evict(victim, aborted(victim, f"`{for_model}` needs its memory"))
+    after = await pool.read_rest() or pool.engine.read()
+    record = DecisionRecord(
+        trigger=trigger,
+        rung="make_room",
+        action="unload",
+        victim=victim,
+        reason=why,
+        before=before,
+        after=after,
+        candidates=candidates,
+        duration_s=pool.clock() - begun_s,
+        extra={"for_model": for_model, **extra},
+    )
+    pool.decisions.add(record, pool.limits)
+    return after

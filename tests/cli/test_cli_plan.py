@@ -1,0 +1,108 @@
+"""`omlxd plan` and `load --estimate-only`: with and without a daemon, from files alone."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Omlxd
+from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json
+
+MIB = 2**20
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 260,
+    "max_position_embeddings": 8192,
+}
+
+
+def _model(folder: Path, size_mib: int) -> Path:
+    """A model folder whose weight file is mostly a hole: whoever read its tensors would take long."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    tensor = {"dtype": "F32", "shape": [size_mib * MIB // 4], "data_offsets": [0, size_mib * MIB]}
+    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size_mib * MIB)
+    return folder
+
+
+@pytest.fixture
+def manifest(home: Path) -> Path:
+    chat, small = _model(home / "chat", 300), _model(home / "small", 50)
+    text = f'[daemon]\nmax_memory = "400M"\n[models.chat]\npath = "{chat}"\npin = true\n'
+    (home / "omlxd.toml").write_text(f'{text}[models.small]\npath = "{small}"\n')
+    return home / "omlxd.toml"
+
+
+def _plan(omlxd: Omlxd, *arguments: str) -> dict[str, Any]:
+    return dict(json.loads(omlxd("plan", "--json", *arguments).stdout))
+
+
+def test_without_a_daemon_pinned_models_count_as_loaded(omlxd: Omlxd, manifest: Path) -> None:
+    plan = _plan(omlxd)
+    chat, small = plan["models"]
+    assert (plan["schema"], plan["daemon"], plan["together"]) == (1, False, None)
+    assert (chat["weights_bytes"], small["weights_bytes"]) == (300 * MIB, 50 * MIB)
+    assert (small["beside"], small["beside_bytes"]) == (["chat"], 300 * MIB)
+    assert small["fits"]
+    assert small["kv_bytes"] == 4096 * 4 * 2 * 2 * 64 * 4
+    assert small["max_context"] == 8192
+
+
+def test_a_plan_that_does_not_fit_ends_in_5_and_says_what_would(omlxd: Omlxd, manifest: Path) -> None:
+    done = omlxd("plan", "small", "--max-memory", "360M")
+    assert done.returncode == 5
+    assert "small" in done.stdout
+    assert "`--context " in done.stderr
+    fitting = done.stderr.rpartition("`--context ")[2].partition("`")[0]
+    assert omlxd("plan", "small", "--max-memory", "360M", "--context", fitting).returncode == 0
+
+
+def test_several_models_are_judged_by_themselves_and_together(omlxd: Omlxd, manifest: Path) -> None:
+    plan = _plan(omlxd, "chat", "small", "--max-memory", "380M")
+    assert [model["fits"] for model in plan["models"]] == [True, True]
+    assert plan["together"]["names"] == ["chat", "small"]
+    assert plan["together"]["weights_bytes"] == 350 * MIB
+    assert not plan["together"]["fits"]
+
+
+def test_with_a_daemon_its_limits_and_its_idle_models_count(omlxd: Omlxd, manifest: Path, fake: FakeDaemon) -> None:
+    status = STATUS.to_json() | {"manifest": str(manifest)}
+    status["memory"] |= {"soft_limit": 120 * MIB, "hard_limit": 400 * MIB, "unaccounted": 0}
+    idle = {"state": "loaded", "pinned": False, "running": 0, "waiting": 0, "last_used_s": 60.0}
+    chat = next(model for model in status["models"] if model["name"] == "chat")
+    status["models"] = [chat | idle | {"committed_bytes": 80 * MIB}]
+    fake.routes["GET /v1/control/status"] = as_json(status)
+    plan = _plan(omlxd, "small", "--context", "1024")
+    assert (plan["daemon"], plan["soft_limit"]) == (True, 120 * MIB)
+    assert plan["models"][0]["fits"]
+    assert plan["models"][0]["evict"] == ["chat"]
+
+
+def test_load_estimate_only_loads_nothing_and_shows_the_plan(omlxd: Omlxd, manifest: Path) -> None:
+    done = omlxd("load", "small", "--estimate-only")
+    assert done.returncode == 0
+    assert done.stdout == omlxd("plan", "small").stdout
+    assert "the daemon is not running" in done.stdout
+
+
+def test_a_context_beyond_the_models_own_is_a_usage_error(omlxd: Omlxd, manifest: Path) -> None:
+    done = omlxd("plan", "small", "--context", "9000")
+    assert done.returncode == 2
+    assert "hint: `--context 8192`" in done.stderr
+
+
+def test_an_unknown_model_ends_in_4(omlxd: Omlxd, manifest: Path) -> None:
+    assert omlxd("plan", "smal").returncode == 4

@@ -1,0 +1,215 @@
+"""Predictions against what MLX then measures, family by family; `pytest -s` prints the table."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omlxd.core.estimate import weights_bytes
+from omlxd.core.kv_estimate import decode_transient_bytes, kv_bytes, prefill_transient_bytes
+from omlxd.core.model_shape import ModelShape, shape_of
+from omlxd.daemon.safetensors_header import read_header
+from omlxd.engine.protocol import Sampling
+from tests.engine.driver import on_mlx_thread
+from tests.engine.estimate_families import FAMILIES
+
+pytestmark = pytest.mark.mlx
+
+CHUNKS = ((256, 256), (188, 700), (512, 512))
+"""Tokens of a chunk, and of the context that it ends at."""
+
+HALF = {"llama": "bfloat16", "gemma2": "float16", "lfm2": "bfloat16", "mamba2": "bfloat16"}
+QUANTISED = ("llama", "qwen3_moe", "gemma3_text", "gpt_oss")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes before, after and at the peak of one chunk, all above the weights."""
+
+    chunk: int
+    context: int
+    kept: int
+    peak: int
+
+    @property
+    def transient(self) -> int:
+        return self.peak - self.kept
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kv_and_prefill_peak_are_predicted(family: str) -> None:
+    short, *found = _measured(FAMILIES[family], "float32", ((100, 100), *CHUNKS))
+    shape = shape_of(FAMILIES[family], element_bytes=4)
+    _check_kept(family, shape, short)
+    _check(family, shape, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", HALF)
+def test_half_precision_is_predicted(family: str) -> None:
+    config = {**FAMILIES[family], "torch_dtype": HALF[family]}
+    _check(family, shape_of(config), _measured(config, HALF[family], CHUNKS[:2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", QUANTISED)
+def test_quantised_weights_change_neither(family: str) -> None:
+    config = {**FAMILIES[family], "quantization": {"bits": 4, "group_size": 64}}
+    _check(family, shape_of(config, element_bytes=4), _measured(config, "float32", CHUNKS[:2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "mamba2"])
+def test_kv_of_a_long_context_is_predicted(family: str) -> None:
+    (found,) = _measured(FAMILIES[family], "float32", ((184, 3000),))
+    _check_kept(family, shape_of(FAMILIES[family], element_bytes=4), found)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+def test_a_batch_of_four_is_predicted(family: str) -> None:
+    kept, _ = on_mlx_thread(lambda: _batch_of_four(_build(FAMILIES[family], "float32"), steps=1))
+    predicted = kv_bytes(shape_of(FAMILIES[family], element_bytes=4), 513, rows=4)
+    _print_row(family, "4 rows at 513", ("kept", predicted, kept))
+    assert predicted == pytest.approx(kept, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_batch_that_grows_by_an_allocation_step_stays_within_its_prediction(family: str) -> None:
+    _, growing = on_mlx_thread(lambda: _batch_of_four(_build(FAMILIES[family], "float32"), steps=260))
+    predicted = decode_transient_bytes(shape_of(FAMILIES[family], element_bytes=4), 4, 768)
+    _print_row(family, "4 rows past 768", ("growing", predicted, growing))
+    assert growing > 1_000_000
+    assert predicted >= growing
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text", "deepseek_v3", "mamba2", "lfm2"])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_weights_are_predicted_from_the_headers(family: str, quantised: bool, tmp_path: Path) -> None:
+    config = {**FAMILIES[family], "quantization": {"bits": 4, "group_size": 64}} if quantised else FAMILIES[family]
+
+    def work() -> int:
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+
+        from omlxd.engine import mlxlm
+
+        mlxlm.release_memory()
+        before = mx.get_active_memory()
+        model = _build(config, "float32")
+        mlxlm.release_memory()
+        mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+        return int(mx.get_active_memory() - before)
+
+    found = on_mlx_thread(work)
+    predicted = weights_bytes([read_header(tmp_path / "model.safetensors")])
+    _print_row(family, "quantised" if quantised else "", ("weights", predicted, found))
+    assert predicted == pytest.approx(found, rel=0.01)
+
+
+def _check_kept(family: str, shape: ModelShape, each: Measured) -> None:
+    kept = kv_bytes(shape, each.context, chunk=each.chunk)
+    _print_row(family, f"{each.context} tokens", ("kept", kept, each.kept))
+    assert kept == pytest.approx(each.kept, rel=0.02)
+
+
+def _batch_of_four(model: Any, steps: int) -> tuple[int, int]:
+    """What four rows of 513 tokens keep, and the most that their batch holds in passing over some more steps."""
+    import mlx.core as mx
+
+    from omlxd.engine import mlxlm
+
+    mlxlm.release_memory()
+    weights, tokens = mx.get_active_memory(), [position * 7919 % 256 for position in range(512)]
+    batch, sampler = mlxlm.DecodeBatch(model, 4, 256), mlxlm.make_sampler(Sampling())
+    for _ in range(4):
+        cache = mlxlm.make_cache(model)
+        for start in (0, 256):
+            mlxlm.prefill_chunk(model, cache, tokens[start : start + 256])
+        batch.insert([5], sampler, cache, tokens)
+        del cache
+    batch.step()
+    mlxlm.release_memory()
+    kept, growing = mx.get_active_memory() - weights, 0
+    for _ in range(steps):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        batch.step()
+        mlxlm.synchronize()
+        growing = max(growing, mx.get_peak_memory() - max(before, mx.get_active_memory()))
+    batch.close()
+    return kept, growing
+
+
+def _check(family: str, shape: ModelShape, found: list[Measured]) -> None:
+    assert shape.known
+    for each in found:
+        kept = kv_bytes(shape, each.context, chunk=each.chunk)
+        transient = prefill_transient_bytes(shape, each.chunk, each.context)
+        _print_row(
+            family,
+            f"chunk {each.chunk} at {each.context}",
+            ("kept", kept, each.kept),
+            ("transient", transient, each.transient),
+        )
+        assert each.transient > 1_000_000  # else constants would decide
+        assert kept == pytest.approx(each.kept, rel=0.02)
+        assert -0.05 <= transient / each.transient - 1 <= 0.15
+
+
+def _print_row(family: str, what: str, *figures: tuple[str, int, int]) -> None:
+    columns = (
+        f"{name} {found / 1e6:8.3f} MB ({100 * (predicted / found - 1):+5.1f} %)" for name, predicted, found in figures
+    )
+    sys.stdout.write(f"\n{family:18} {what:18} {'  '.join(columns)}")
+
+
+def _measured(config: dict[str, Any], dtype: str, chunks: tuple[tuple[int, int], ...]) -> list[Measured]:
+    def work() -> list[Measured]:
+        model = _build(config, dtype)
+        return [_run(model, chunk, context) for chunk, context in chunks]
+
+    return list(on_mlx_thread(work))
+
+
+def _run(model: Any, chunk: int, context: int) -> Measured:
+    import mlx.core as mx
+
+    from omlxd.engine import mlxlm
+
+    mlxlm.release_memory()
+    weights = mx.get_active_memory()
+    cache, tokens = mlxlm.make_cache(model), [position * 7919 % 256 for position in range(context)]
+    for start in range(0, context - chunk, 256):
+        mlxlm.prefill_chunk(model, cache, tokens[start : min(start + 256, context - chunk)])
+    mlxlm.release_memory()
+    mx.reset_peak_memory()
+    mlxlm.prefill_chunk(model, cache, tokens[context - chunk :])
+    mlxlm.synchronize()
+    return Measured(chunk, context, mx.get_active_memory() - weights, mx.get_peak_memory() - weights)
+
+
+def _build(config: dict[str, Any], dtype: str) -> Any:
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from omlxd.engine import mlxlm
+
+    mlxlm.import_libraries()
+    from mlx_lm.utils import _get_classes
+
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    model.set_dtype(getattr(mx, dtype))
+    if "quantization" in config:
+        nn.quantize(model, 64, 4, class_predicate=_divides)
+    mx.eval(mlxlm.every_array(model))
+    return model
+
+
+def _divides(_: str, module: Any) -> bool:
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0

@@ -13,8 +13,8 @@ from typing import Final
 
 from omlxd.core.costs import KvCosts
 from omlxd.core.ledger import Difference, Ledger, reserved_tokens
-from omlxd.core.policy import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.room import candidates_of, shortest_prefix
+from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
 

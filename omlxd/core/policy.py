@@ -14,118 +14,11 @@ from heapq import nsmallest
 from typing import Final
 
 from omlxd.core.memory import MemoryReading, Policy
+from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot, WantedBlock
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
 
 MAX_CANDIDATES: Final = 20  # of the models considered, how many a decision names
-
-
-@dataclass(frozen=True, slots=True)
-class EntrySnapshot:
-    """One model as the policy sees it.
-
-    Attributes:
-        name: the model.
-        state: only `loaded` and `loading` ones can be acted upon.
-        pinned: never unloaded by the enforcer (R10).
-        weights_bytes: measured when loaded, predicted while loading.
-        kv_bytes: KV caches of its requests.
-        running: requests that the engine has.
-        waiting: requests that wait for the model or for a place.
-        leases: holds by requests and loads; one with a lease is not idle.
-        last_used_s: on the snapshot's clock; *now* while it is running or waiting.
-        loading_order: the load in progress, higher is newer.
-        promised_bytes: what the ledger has promised it: weights, and KV caches with room to grow.
-    """
-
-    name: str
-    state: EntryState
-    pinned: bool = False
-    weights_bytes: int = 0
-    kv_bytes: int = 0
-    running: int = 0
-    waiting: int = 0
-    leases: int = 0
-    last_used_s: float = 0.0
-    loading_order: int | None = None
-    promised_bytes: int = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether unloading it would cost somebody something now."""
-        return bool(self.running or self.waiting or self.leases)
-
-    @property
-    def committed_bytes(self) -> int:
-        """What it has been promised: loaded, loading and unloading models count in full."""
-        return max(self.held_bytes, self.promised_bytes)
-
-    @property
-    def held_bytes(self) -> int:
-        """What is known to be in memory for it; a load counts as if it had ended."""
-        held = self.state in (EntryState.LOADED, EntryState.LOADING, EntryState.UNLOADING)
-        return self.weights_bytes + self.kv_bytes if held else 0
-
-
-@dataclass(frozen=True, slots=True)
-class WantedBlock:
-    """The next block of a decode batch that does not fit: pressure before it is allocated.
-
-    Attributes:
-        model: whose requests stand still until it is there.
-        need_bytes: what it takes.
-        short_bytes: how much of that is missing under the limit that binds.
-        limit: that limit in words, as `the soft limit 4.0 GiB (max_memory)`.
-    """
-
-    model: str
-    need_bytes: int
-    short_bytes: int
-    limit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that a decision may depend on; seconds on a monotonic clock.
-
-    `wanted` is a block that decoding requests cannot go on without: what it lacks counts as pressure.
-    """
-
-    now_s: float
-    reading: MemoryReading
-    entries: tuple[EntrySnapshot, ...] = ()
-    wanted: WantedBlock | None = None
-
-    @property
-    def wanted_bytes(self) -> int:
-        """What is missing for the wanted block."""
-        return 0 if self.wanted is None else self.wanted.short_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits in force, and the policy that keeps them.
-
-    Attributes:
-        soft_bytes, hard_bytes: the limits; 0 for none.
-        binding, hard_binding: what sets each of them.
-        policy: how pressure is answered.
-        tolerated_bytes: over the soft limit with nothing left to do (R9), usage up to here is let be, so that small
-            requests still run; 0 while the limit can be kept.
-        min_available_bytes: when the system has less than this, caches and idle models go and nothing new is admitted.
-    """
-
-    soft_bytes: int = 0
-    hard_bytes: int = 0
-    binding: str = "max_memory"
-    policy: Policy = Policy.REFERENCE
-    hard_binding: str = "ram"
-    tolerated_bytes: int = 0
-    min_available_bytes: int = 0
-
-    def system_short(self, reading: MemoryReading) -> bool:
-        """Whether other programs leave the system less than `min_available`; False when it is not known."""
-        return bool(reading.system_total_bytes) and reading.system_available_bytes < self.min_available_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +60,6 @@ class Outcome(StrEnum):
     ALL_PINNED = "all_pinned"
     UNACCOUNTED = "unaccounted"
     SYSTEM_SHORT = "system_short"
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A model that was considered, whether it was chosen, and why or why not."""
-
-    model: str
-    chosen: bool
-    why: str
-    weights_bytes: int
-    last_used_s: float
 
 
 @dataclass(frozen=True, slots=True)

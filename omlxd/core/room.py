@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from omlxd.core.policy import Candidate, EntrySnapshot, Limits, Snapshot
+from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
 

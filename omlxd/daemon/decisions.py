@@ -10,7 +10,7 @@ from typing import Any
 
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import Candidate, Limits
+from omlxd.core.snapshot import Candidate, Limits
 
 KEPT_DECISIONS = 20
 

@@ -14,7 +14,8 @@ from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine, MemoryLimits, resolve_limits
 from omlxd.core.memory import MemoryReading, Policy
-from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Limits, Outcome, Unload, decide
+from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Outcome, Unload, decide
+from omlxd.core.snapshot import Limits
 from omlxd.core.states import EnforcerView, Level
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.machine import find_machine

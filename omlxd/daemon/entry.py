@@ -12,7 +12,7 @@ from omlxd.core.costs import NO_COSTS, KvCosts
 from omlxd.core.errors import OmlxError
 from omlxd.core.learned_costs import ChunkSample, LearnedCosts
 from omlxd.core.manifest import ModelSettings
-from omlxd.core.policy import EntrySnapshot
+from omlxd.core.snapshot import EntrySnapshot
 from omlxd.core.states import EntryState, RequestState
 from omlxd.daemon.model_files import ModelFiles
 from omlxd.daemon.request import Generation

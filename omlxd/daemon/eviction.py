@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import Candidate
+from omlxd.core.snapshot import Candidate
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.refusals import aborted
 

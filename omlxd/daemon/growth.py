@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from omlxd.core.admission import Admission, AdmissionKind, decide_block
-from omlxd.core.policy import Snapshot, WantedBlock
+from omlxd.core.snapshot import Snapshot, WantedBlock
 from omlxd.core.units import format_bytes
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.eviction import make_way

@@ -23,7 +23,7 @@ from omlxd.core.learned_costs import LearnedCosts
 from omlxd.core.ledger import Ledger
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import Limits, Snapshot
+from omlxd.core.snapshot import Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.daemon.admission import Door
 from omlxd.daemon.decisions import DecisionLog

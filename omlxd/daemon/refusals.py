@@ -15,8 +15,8 @@ from omlxd.core.errors import (
     from_json,
 )
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import Limits
 from omlxd.core.room import Room
+from omlxd.core.snapshot import Limits
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import nearest, shown
 from omlxd.engine.protocol import MIB

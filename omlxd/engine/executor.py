@@ -5,6 +5,7 @@ Everything here runs on the engine's thread. What happened is collected in `even
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
@@ -59,6 +60,7 @@ class PlanExecutor:
         self._gauges, self._clock = gauges, clock
         self._plan = Plan()
         self._asked_block: dict[str, int] = {}
+        self._cache_drops = 0
         self._models: dict[str, ResidentModel] = {}
         self._done_seq: dict[str, int] = {}
         self._load: SlicedLoad | None = None
@@ -113,6 +115,10 @@ class PlanExecutor:
             self._asked_block.clear()
         self._plan = plan
         self._gauges.obey(plan.limits)
+        if plan.cache_drops > self._cache_drops:
+            self._cache_drops = plan.cache_drops
+            gc.collect()
+            self._drop_cache()
         for model in self._models.values():
             model.obey(plan.limits)
         self._remove_requests(plan)
@@ -176,9 +182,14 @@ class PlanExecutor:
         hard = self._plan.limits.hard_bytes
         if not hard or self._gauges.active_bytes() + self._gauges.cache_bytes() <= hard:
             return
+        self._drop_cache()
+
+    def _drop_cache(self) -> None:
+        cache = self._gauges.cache_bytes()
+        if not cache:
+            return
         import mlx.core as mx
 
-        cache = self._gauges.cache_bytes()
         mlxlm.synchronize()
         mx.clear_cache()
         freed = cache - self._gauges.cache_bytes()

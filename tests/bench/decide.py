@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import EntrySnapshot, Limits, Snapshot, decide
+from omlxd.core.policy import decide
+from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from tests.bench.report import Row, Target, alone
 from tests.bench.scratch import Scratch

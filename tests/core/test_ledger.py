@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from omlxd.core.admission import AdmissionKind, Ask, decide_block, decide_request
 from omlxd.core.ledger import AHEAD_TOKENS, Ledger, Share, reserved_tokens, usable_tokens
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import EntrySnapshot, Limits, Snapshot
+from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from tests.fakes.costs import FakeCosts
 

@@ -9,20 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import (
-    AbortRequests,
-    Action,
-    CancelLoad,
-    Decision,
-    DropCache,
-    EntrySnapshot,
-    Limits,
-    Outcome,
-    Snapshot,
-    Unload,
-    WantedBlock,
-    decide,
-)
+from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Outcome, Unload, decide
+from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot, WantedBlock
 from omlxd.core.states import EntryState
 
 MIB = 1024 * 1024

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlxd.core.memory import MemoryReading
-from omlxd.core.policy import EntrySnapshot, Limits, Snapshot
 from omlxd.core.room import Room, RoomKind, make_room
+from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 
 LIMITS = Limits(soft_bytes=1000, hard_bytes=2000)

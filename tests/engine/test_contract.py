@@ -26,6 +26,7 @@ from omlxd.engine.protocol import (
     LoadEnded,
     LoadOrder,
     LoadProgress,
+    NeedsBlock,
     OverLimit,
     Plan,
     Prefilled,
@@ -292,6 +293,19 @@ def test_it_obeys_plans_while_it_stands_still(loop: Loop) -> None:
     loop.until(RequestGone)
     loop.apply(resident=frozenset(), seen_seq=over.seq - 1)
     loop.until(Unloaded)
+
+
+def test_a_model_stands_still_at_the_end_of_its_grant_asks_once_and_goes_on_with_more(loop: Loop) -> None:
+    loop.load()
+    loop.apply(granted_tokens={"m": 44})
+    loop.start("r", prompt=LONG[:40], max_tokens=6)
+    asked = loop.until(NeedsBlock)
+    assert (asked.model, asked.length_tokens) == ("m", 44)
+    loop.fence()
+    assert not loop.ends("r")
+    assert sum(isinstance(event, NeedsBlock) for event in loop.seen) == 1
+    loop.apply(granted_tokens={"m": 300})
+    loop.until(Finished, request="r")
 
 
 def test_a_reading_at_rest_comes_while_it_is_busy(loop: Loop) -> None:

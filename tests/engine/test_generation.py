@@ -191,6 +191,18 @@ def test_an_idle_engine_gives_its_cache_back_when_the_hard_limit_comes_down(
     assert dropped.reading.active_bytes + dropped.reading.cache_bytes <= hard
 
 
+def test_an_idle_engine_gives_its_cache_back_when_a_plan_asks_for_it_and_only_once(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model())
+    driver.run(generation("r", "m", prompt(600, 1), 5))
+    driver.apply(cache_drops=1)
+    assert driver.until(CacheDropped).reading.cache_bytes == 0
+    driver.run(generation("again", "m", prompt(600, 1), 5))
+    driver.apply()
+    assert driver.engine.rest().result().cache_bytes > 1_000_000
+
+
 @pytest.mark.parametrize("others", [0, 3])
 def test_decoding_stands_still_at_the_end_of_its_grant_and_goes_on_with_a_new_one(
     others: int, driver: Driver, tiny_model: Callable[..., Path]

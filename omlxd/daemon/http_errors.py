@@ -81,14 +81,14 @@ def error_body(error: OmlxError, path: str) -> dict[str, Any]:
     if not is_openai_path(path):
         return error.to_json()
     kind = "invalid_request_error" if error.http_status < 500 and error.http_status != 503 else "server_error"
-    return {
+    body = {
         "message": error.message,
         "type": kind,
         "param": error.details.get("param"),
         "code": error.code,
         "hint": error.hint,
-        "details": error.details,
     }
+    return body | ({"details": error.details} if error.details else {})
 
 
 def is_openai_path(path: str) -> bool:

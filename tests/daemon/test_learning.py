@@ -24,7 +24,7 @@ def engine() -> FakeEngine:
 
 def oddball(folder: Path) -> str:
     text = manifest(folder, MODELS)
-    (folder / "odd" / "config.json").write_text(json.dumps(CONFIG | {"model_type": "oddball"}))
+    (folder / "odd" / "config.json").write_text(json.dumps(CONFIG | {"model_type": "jamba"}))
     return text
 
 

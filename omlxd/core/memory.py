@@ -10,6 +10,7 @@ from typing import Any
 class Policy(StrEnum):
     """How the enforcer answers pressure; each is a choice of rungs of one ladder (see `core.policy`)."""
 
+    GRACEFUL = "graceful"
     REFERENCE = "reference"
 
 

@@ -47,7 +47,22 @@ class AbortRequests:
     model: str
 
 
-Action = DropCache | Unload | CancelLoad | AbortRequests
+@dataclass(frozen=True, slots=True)
+class TrimPrefixCaches:
+    """Shrink the prefix caches of all models together to `keep_bytes`, least recently used first."""
+
+    keep_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Take a running request out, free its KV cache, keep its tokens, and run it again when it fits."""
+
+    model: str
+    request: str
+
+
+Action = DropCache | Unload | CancelLoad | AbortRequests | TrimPrefixCaches | Park
 
 
 class Outcome(StrEnum):
@@ -288,20 +303,20 @@ def _report(case: Case) -> Decision:
     return case.answer("report", None, reason, Outcome.UNACCOUNTED)
 
 
-LADDERS: Final[Mapping[Policy, tuple[Rung, ...]]] = {
-    Policy.REFERENCE: (
-        _drop_cache,
-        _system_short,
-        _within_limit,
-        _only_at_rest,
-        _await_unloading,
-        _unload_lru,
-        _abort_single,
-        _cancel_load,
-        _abort_pinned,
-        _report,
-    ),
-}
+_REFERENCE: Final[tuple[Rung, ...]] = (
+    _drop_cache,
+    _system_short,
+    _within_limit,
+    _only_at_rest,
+    _await_unloading,
+    _unload_lru,
+    _abort_single,
+    _cancel_load,
+    _abort_pinned,
+    _report,
+)
+
+LADDERS: Final[Mapping[Policy, tuple[Rung, ...]]] = {Policy.REFERENCE: _REFERENCE, Policy.GRACEFUL: _REFERENCE}
 
 
 def _lru_key(entry: EntrySnapshot) -> tuple[float, bool, str]:

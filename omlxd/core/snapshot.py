@@ -9,6 +9,23 @@ from omlxd.core.states import EntryState
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """One request that the engine has, as the policy sees it.
+
+    Attributes:
+        request: its id.
+        order: its place among all requests of the pool, in the order they came; lower is older.
+        frees_bytes: what is promised for it alone, and would be free if it were parked.
+        parks: how often it was parked before.
+    """
+
+    request: str
+    order: int
+    frees_bytes: int = 0
+    parks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EntrySnapshot:
     """One model as the policy sees it.
 
@@ -24,6 +41,8 @@ class EntrySnapshot:
         last_used_s: on the snapshot's clock; *now* while it is running or waiting.
         loading_order: the load in progress, higher is newer.
         promised_bytes: what the ledger has promised it: weights, and KV caches with room to grow.
+        prefix_bytes: KV caches of ended requests that it keeps for later ones; reclaimable, in nobody's way.
+        requests: the requests that the engine has, oldest first.
     """
 
     name: str
@@ -37,6 +56,8 @@ class EntrySnapshot:
     last_used_s: float = 0.0
     loading_order: int | None = None
     promised_bytes: int = 0
+    prefix_bytes: int = 0
+    requests: tuple[RequestSnapshot, ...] = ()
 
     @property
     def busy(self) -> bool:

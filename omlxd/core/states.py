@@ -25,11 +25,15 @@ class EntryState(StrEnum):
 
 
 class RequestState(StrEnum):
-    """Life of a generation: waiting (for its model or a place) -> prefill -> decode -> finished or aborted."""
+    """Life of a generation: waiting (for its model or a place) -> prefill -> decode -> finished or aborted.
+
+    One that had to give way is parked: its tokens are kept, its memory is not, and it goes on with prefill later.
+    """
 
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    PARKED = "parked"
     FINISHED = "finished"
     ABORTED = "aborted"
 

@@ -14,7 +14,18 @@ from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine, MemoryLimits, resolve_limits
 from omlxd.core.memory import MemoryReading, Policy
-from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Outcome, Unload, decide
+from omlxd.core.policy import (
+    AbortRequests,
+    Action,
+    CancelLoad,
+    Decision,
+    DropCache,
+    Outcome,
+    Park,
+    TrimPrefixCaches,
+    Unload,
+    decide,
+)
 from omlxd.core.snapshot import Limits
 from omlxd.core.states import EnforcerView, Level
 from omlxd.daemon.decisions import DecisionRecord
@@ -255,7 +266,7 @@ class ProcessMemoryEnforcer:
             trigger=trigger,
             rung=decision.rung,
             action=_KINDS[type(action)],
-            victim=None if isinstance(action, DropCache) else action.model,
+            victim=None if isinstance(action, DropCache | TrimPrefixCaches) else action.model,
             reason=decision.reason,
             before=before,
             after=after or pool.engine.read(),
@@ -370,4 +381,6 @@ _KINDS = {
     AbortRequests: "abort_requests",
     CancelLoad: "cancel_load",
     DropCache: "drop_cache",
+    TrimPrefixCaches: "trim_prefix_caches",
+    Park: "park",
 }

@@ -49,12 +49,14 @@ class PlanExecutor:
     Attributes:
         events: what happened since they were last taken, in order.
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
+        prefix_bytes: bytes in prefix caches by model; replaced, never changed.
         codecs: tokenizers of all models loaded so far.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
         self.events: list[EngineEvent] = []
         self.kv_bytes: dict[str, int] = {}
+        self.prefix_bytes: dict[str, int] = {}
         self.codecs: dict[str, ChatCodec] = {}
         self.started = False
         self._gauges, self._clock = gauges, clock

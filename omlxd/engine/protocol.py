@@ -76,7 +76,13 @@ class Sampling:
 class GenerationOrder:
     """One request, tokenized: ids are within the vocabulary and the prompt is not empty (the pool checks).
 
-    `prefill_chunk_tokens` is what was reserved for one prefill step of this prompt; None takes the plan's.
+    Attributes:
+        generated: tokens of the answer that an earlier stay of this request made before it was parked: they are run
+            again behind the prompt, count for `max_tokens`, the random numbers and the stop sequences, and none of
+            their text is told again.
+        shared_tokens: so many tokens at the start of the prompt are likely to begin other prompts too (the system
+            segment); 0 when nothing is known.
+        prefill_chunk_tokens: what was reserved for one prefill step of this prompt; None takes the plan's.
     """
 
     request: str
@@ -86,6 +92,8 @@ class GenerationOrder:
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     prefill_chunk_tokens: int | None = None
+    generated: tuple[int, ...] = ()
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,8 @@ class Plan:
             grants more. A model that is not named is not bounded.
         cache_drops: how often MLX's buffer cache was to be given back so far; when it has grown, the engine collects
             garbage and gives it back before its next step, also when it is idle.
+        prefix_cache_bytes: what the prefix caches of all models may hold together; trimmed to it, least recently used
+            first, before the plan's new requests take a step. 0 keeps none.
     """
 
     resident: frozenset[str] = frozenset()
@@ -110,6 +120,7 @@ class Plan:
     seen_seq: int = 0
     granted_tokens: Mapping[str, int] = field(default_factory=dict)
     cache_drops: int = 0
+    prefix_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +191,8 @@ class Prefilled(EngineEvent):
     """`done` of the request's `total` prompt tokens have been run.
 
     `transient_bytes` is what the step held at its peak beyond what it left behind, `kv_bytes` the request's KV cache
-    now; both 0 when the step measured nothing (short prompts that went bare into the batch).
+    now; both 0 when the step measured nothing (short prompts that went bare into the batch). `reused` of the `done`
+    tokens were not run, but found in the prefix cache.
     """
 
     request: str
@@ -188,6 +200,7 @@ class Prefilled(EngineEvent):
     total: int
     transient_bytes: int = 0
     kv_bytes: int = 0
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +213,15 @@ class NeedsBlock(EngineEvent):
 
 @dataclass(frozen=True, slots=True)
 class Generated(EngineEvent):
-    """New text of a request; `tokens` counts the tokens behind it (text may lag: multi-byte characters, stops)."""
+    """New text of a request; `tokens` counts the tokens behind it (text may lag: multi-byte characters, stops).
+
+    `token_ids` are those tokens; a later order may bring them back as `GenerationOrder.generated`.
+    """
 
     request: str
     text: str
     tokens: int
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +315,10 @@ class Engine(Protocol):
 
     def kv_bytes(self) -> Mapping[str, int]:
         """KV cache bytes of each resident model, as of the last step."""
+        ...
+
+    def prefix_bytes(self) -> Mapping[str, int]:
+        """Bytes in the prefix cache of each resident model that keeps one, as of the last step."""
         ...
 
     def peak_bytes(self) -> int:

@@ -85,6 +85,10 @@ class EngineThread:
         """KV cache bytes by model, at most 0.1 s old."""
         return self._executor.kv_bytes
 
+    def prefix_bytes(self) -> Mapping[str, int]:
+        """Bytes in the prefix cache of each resident model."""
+        return self._executor.prefix_bytes
+
     def peak_bytes(self) -> int:
         """The highest `active` the sampler saw, inside steps too."""
         return self.sampler.peak_active_bytes

@@ -205,6 +205,9 @@ class FakeEngine:
         with self._wake:
             return {name: self._kv(model) for name, model in self._models.items()}
 
+    def prefix_bytes(self) -> Mapping[str, int]:
+        return {}
+
     def peak_bytes(self) -> int:
         return self.peak
 

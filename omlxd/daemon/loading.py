@@ -20,6 +20,7 @@ from omlxd.daemon.entry import EnginePoolEntry, LoadReport
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import (
     cancelled,
+    decision_behind,
     does_not_fit,
     fresh,
     larger_than_predicted,
@@ -60,6 +61,7 @@ class LoadTicket:
         self.total_bytes = entry.weights_bytes or 0
         self.note: str | None = "waits for its turn"
         self.evicted: list[str] = []
+        self.for_request: str | None = None  # the first one that asked for it
         self.cancelled: OmlxError | None = None
         self.too_large: MemoryReading | None = None  # what was read when it turned out larger than predicted
         self.task: asyncio.Task[None] | None = None
@@ -100,13 +102,16 @@ class LoadQueue:
         self._worker: asyncio.Task[None] | None = None
         self._ids = count(1)
 
-    async def join(self, entry: EnginePoolEntry, on_progress: OnProgress | None = None) -> None:
+    async def join(
+        self, entry: EnginePoolEntry, on_progress: OnProgress | None = None, *, request: str | None = None
+    ) -> None:
         """Wait until the entry is loaded, by a load that is under way or a new one; cancelling the wait leaves it be.
 
         Raises:
             DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
         """
         ticket = entry.ticket or self._enqueue(entry)
+        ticket.for_request = ticket.for_request or request
         if on_progress is not None:
             ticket.listeners.append(on_progress)
             on_progress(ticket.status)
@@ -307,7 +312,7 @@ class LoadQueue:
             if not told:
                 told = True
                 numbers = {"blockers": list(room.blockers), "short_bytes": room.short_bytes, "reason": room.why}
-                self._emit(EventName.LOAD_WAITING, ticket.entry, numbers)
+                self._emit(EventName.LOAD_WAITING, ticket.entry, numbers, request=ticket.for_request)
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 raise still_busy(ticket.entry.name, room, self._load_wait_s)
@@ -330,7 +335,8 @@ class LoadQueue:
                 return room
             victim = pool.entries[room.victims[0]]
             ticket.tell(f"unloads `{victim.name}` first")
-            numbers = {"victims": list(room.victims), "need_bytes": need_bytes, "short_bytes": room.short_bytes}
+            numbers: dict[str, Any] = {"victims": list(room.victims), "need_bytes": need_bytes}
+            numbers |= {"short_bytes": room.short_bytes, "for_request": ticket.for_request}
             await make_way(
                 pool,
                 victim.name,
@@ -351,7 +357,8 @@ class LoadQueue:
         link.changed()
         self._pool.ledger.reserve_weights(entry.name, entry.weights_bytes or 0)
         ticket.tell(None)
-        self._emit(EventName.LOAD_STARTED, entry, {"weights_bytes": order.weights_bytes, "path": order.path})
+        figures = {"weights_bytes": order.weights_bytes, "path": order.path}
+        self._emit(EventName.LOAD_STARTED, entry, figures, request=ticket.for_request)
 
     def _finish(self, ticket: LoadTicket, error: OmlxError | None) -> None:
         """End the ticket once, and leave the entry as its end says: loaded, failed, or unloaded with the reason."""
@@ -371,7 +378,8 @@ class LoadQueue:
     def _give_up(self, entry: EnginePoolEntry, error: OmlxError) -> None:
         entry.error = fresh(error)
         if isinstance(error, LoadCancelled | ShuttingDown):
-            self._emit(EventName.LOAD_CANCELLED, entry, {"reason": error.message})
+            fields = {"reason": error.message}
+            self._emit(EventName.LOAD_CANCELLED, entry, fields, decision=decision_behind(error))
             return
         if not isinstance(error, Busy | DoesNotFit):
             entry.state, entry.failed_at_s = EntryState.FAILED, entry.clock()
@@ -379,9 +387,16 @@ class LoadQueue:
         self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_json()}, level)
 
     def _emit(
-        self, name: EventName, entry: EnginePoolEntry, fields: Mapping[str, Any], level: EventLevel = EventLevel.INFO
+        self,
+        name: EventName,
+        entry: EnginePoolEntry,
+        fields: Mapping[str, Any],
+        level: EventLevel = EventLevel.INFO,
+        *,
+        request: str | None = None,
+        decision: str | None = None,
     ) -> None:
-        self._pool.emit(Event(name, level, model=entry.name, fields=fields))
+        self._pool.emit(Event(name, level, model=entry.name, request=request, decision=decision, fields=fields))
 
 
 def _retrieved(future: asyncio.Future[None]) -> None:

@@ -15,7 +15,7 @@ from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
-    from omlxd.daemon.loading import OnProgress
+    from omlxd.daemon.load_ticket import OnProgress
     from omlxd.daemon.pool import EnginePool
 
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again

@@ -18,7 +18,7 @@ from omlxd.daemon.model_files import ModelFiles
 from omlxd.daemon.request import Generation
 
 if TYPE_CHECKING:
-    from omlxd.daemon.loading import LoadTicket
+    from omlxd.daemon.load_ticket import LoadTicket
 
 
 KEPT_SAMPLES = 32

@@ -32,7 +32,8 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.growth import Growth
 from omlxd.daemon.learning import costs_of_files
 from omlxd.daemon.link import EngineLink
-from omlxd.daemon.loading import LoadQueue, OnProgress
+from omlxd.daemon.load_ticket import OnProgress
+from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
 from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
 from omlxd.daemon.request import Generation, check_prompt, check_wish

@@ -16,7 +16,7 @@ from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
-    from omlxd.daemon.loading import OnProgress
+    from omlxd.daemon.load_ticket import OnProgress
     from omlxd.daemon.pool import EnginePool
 
 _NOT_READY = {

@@ -32,6 +32,13 @@ class Running:
     kv_bytes: int = 0
     cache: list[Any] = field(default_factory=list)
     uid: int | None = None
+    tokens: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generated = len(self.order.generated)
+        self.tokens = self.order.prompt + self.order.generated  # what an earlier stay made is run again
+        for token in self.order.generated:
+            self.text.add(token)  # told before; what it held back comes with the next token
 
     @property
     def length_tokens(self) -> int:
@@ -85,7 +92,12 @@ class ResidentModel:
     def add(self, order: GenerationOrder) -> None:
         """Queue a request."""
         self._waiting.append(
-            Running(order, mlxlm.make_sampler(order.sampling), self.codec.stream_text(order.stop), self.codec.end_ids)
+            Running(
+                order,
+                mlxlm.make_sampler(order.sampling, position=len(order.generated)),
+                self.codec.stream_text(order.stop),
+                self.codec.end_ids,
+            )
         )
 
     @property
@@ -131,17 +143,17 @@ class ResidentModel:
         if self._start_together():
             return None
         request = self._waiting[0]
-        prompt = request.order.prompt
+        tokens = request.tokens
         if not request.cache:
             request.cache = mlxlm.make_cache(self._module)
-        end = min(request.prefilled + self._chunk_tokens(request), len(prompt) - 1)
+        end = min(request.prefilled + self._chunk_tokens(request), len(tokens) - 1)
         if end > request.prefilled:
-            mlxlm.prefill_chunk(self._module, request.cache, prompt[request.prefilled : end])
+            mlxlm.prefill_chunk(self._module, request.cache, tokens[request.prefilled : end])
             request.prefilled = end
             request.kv_bytes = mlxlm.cache_bytes(request.cache)
-        if request.prefilled == len(prompt) - 1:
+        if request.prefilled == len(tokens) - 1:
             self._waiting.popleft()
-            request.prefilled = len(prompt)
+            request.prefilled = len(tokens)
             self._join(request, take)
         return request
 
@@ -191,7 +203,7 @@ class ResidentModel:
         """Hand short prompts that wait together to the batch as they are (8 of 30 tokens: 1.5 times faster)."""
         group: list[Running] = []
         for request in self._waiting:
-            longest = max(len(other.order.prompt) for other in [*group, request])
+            longest = max(len(other.tokens) for other in [*group, request])
             if request.cache or longest * (len(group) + 1) > self._chunk_tokens(request):
                 break
             if self._running + len(group) >= self.max_batch:
@@ -202,8 +214,8 @@ class ResidentModel:
         batch = self._open_batch()
         for request in group:
             self._waiting.popleft()
-            request.prefilled = len(request.order.prompt)
-            request.uid = batch.insert(request.order.prompt, request.sampler)
+            request.prefilled = len(request.tokens)
+            request.uid = batch.insert(request.tokens, request.sampler)
             self._rows[request.uid] = request
         return True
 
@@ -212,7 +224,7 @@ class ResidentModel:
 
     def _join(self, request: Running, take: Take) -> None:
         mergeable = mlxlm.is_mergeable(request.cache)
-        last, cache = request.order.prompt[-1], request.cache
+        last, cache = request.tokens[-1], request.cache
         request.cache = []
         if mergeable:
             self._gather_lone(take)
@@ -221,7 +233,7 @@ class ResidentModel:
             self._lone[request.order.request] = (request, lane)
             return
         batch = self._open_batch()
-        request.uid = batch.insert([last], request.sampler, cache, request.order.prompt[:-1])
+        request.uid = batch.insert([last], request.sampler, cache, request.tokens[:-1])
         self._rows[request.uid] = request
 
     def _gather_lone(self, take: Take) -> None:

@@ -282,7 +282,7 @@ class PlanExecutor:
             self._fail(head, _engine_failed(model.name, error))
             return
         if request:
-            total, transient = len(request.order.prompt), self._gauges.above_active_bytes()
+            total, transient = len(request.tokens), self._gauges.above_active_bytes()
             figures = (request.prefilled, total, transient, request.kv_bytes, request.reused)
             self.events.append(Prefilled(self.next_seq(), head, *figures))
         self._report_finished()
@@ -301,7 +301,8 @@ class PlanExecutor:
     def _take(self, request: Running, token: int) -> bool:
         text, reason = request.accept(token)
         name = request.order.request
-        self.events.append(Generated(self.next_seq(), name, text, 0 if token in request.end_ids else 1))
+        ids = () if token in request.end_ids else (token,)
+        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids))
         if reason is None:
             return True
         self._ended.add(name)

@@ -36,6 +36,13 @@ class Running:
     kv_bytes: int = 0
     cache: list[Any] = field(default_factory=list)
     uid: int | None = None
+    tokens: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generated = len(self.order.generated)
+        self.tokens = self.order.prompt + self.order.generated  # what an earlier stay made is run again
+        for token in self.order.generated:
+            self.text.add(token)  # told before; what it held back comes with the next token
 
     @property
     def length_tokens(self) -> int:
@@ -99,7 +106,12 @@ class ResidentModel:
     def add(self, order: GenerationOrder) -> None:
         """Queue a request."""
         self._waiting.append(
-            Running(order, mlxlm.make_sampler(order.sampling), self.codec.stream_text(order.stop), self.codec.end_ids)
+            Running(
+                order,
+                mlxlm.make_sampler(order.sampling, position=len(order.generated)),
+                self.codec.stream_text(order.stop),
+                self.codec.end_ids,
+            )
         )
 
     @property
@@ -145,21 +157,21 @@ class ResidentModel:
         if self._start_together():
             return None
         request = self._waiting[0]
-        prompt = request.order.prompt
+        tokens = request.tokens
         if not request.cache:
-            request.reused, request.cache = self._prefixes.begin(self.name, prompt)
+            request.reused, request.cache = self._prefixes.begin(self.name, tokens)
             request.prefilled = request.reused
             request.cache = request.cache or mlxlm.make_cache(self._module)
         end = self._chunk_end(request)
         if end > request.prefilled:
-            mlxlm.prefill_chunk(self._module, request.cache, prompt[request.prefilled : end])
+            mlxlm.prefill_chunk(self._module, request.cache, tokens[request.prefilled : end])
             request.prefilled = end
             if end == request.order.shared_tokens:
-                self._prefixes.keep_copy(self.name, prompt[:end], request.cache)
+                self._prefixes.keep_copy(self.name, tokens[:end], request.cache)
         request.kv_bytes = mlxlm.cache_bytes(request.cache)
-        if request.prefilled == len(prompt) - 1:
+        if request.prefilled == len(tokens) - 1:
             self._waiting.popleft()
-            request.prefilled = len(prompt)
+            request.prefilled = len(tokens)
             self._join(request, take)
         return request
 
@@ -211,12 +223,12 @@ class ResidentModel:
         """Hand short prompts that wait together to the batch as they are (8 of 30 tokens: 1.5 times faster)."""
         group: list[Running] = []
         for request in self._waiting:
-            longest = max(len(other.order.prompt) for other in [*group, request])
+            longest = max(len(other.tokens) for other in [*group, request])
             if request.cache or longest * (len(group) + 1) > self._chunk_tokens(request):
                 break
             if self._running + len(group) >= self.max_batch:
                 break
-            if self._prefixes.reusable(self.name, request.order.prompt):
+            if self._prefixes.reusable(self.name, request.tokens):
                 break
             group.append(request)
         if len(group) < 2 or not mlxlm.is_mergeable(mlxlm.make_cache(self._module)):
@@ -224,14 +236,14 @@ class ResidentModel:
         batch = self._open_batch()
         for request in group:
             self._waiting.popleft()
-            request.prefilled = len(request.order.prompt)
-            request.uid = batch.insert(request.order.prompt, request.sampler)
+            request.prefilled = len(request.tokens)
+            request.uid = batch.insert(request.tokens, request.sampler)
             self._rows[request.uid] = request
         return True
 
     def _chunk_end(self, request: Running) -> int:
         """Where the next chunk ends: also where the shared part of the prompt does, so that it can be kept there."""
-        end = min(request.prefilled + self._chunk_tokens(request), len(request.order.prompt) - 1)
+        end = min(request.prefilled + self._chunk_tokens(request), len(request.tokens) - 1)
         shared = request.order.shared_tokens if self._prefixes.enabled else 0
         return shared if request.prefilled < shared < end else end
 
@@ -240,7 +252,7 @@ class ResidentModel:
 
     def _join(self, request: Running, take: Take) -> None:
         mergeable = mlxlm.is_mergeable(request.cache)
-        last, cache = request.order.prompt[-1], request.cache
+        last, cache = request.tokens[-1], request.cache
         request.cache = []
         if mergeable:
             self._gather_lone(take)
@@ -249,7 +261,7 @@ class ResidentModel:
             self._lone[request.order.request] = (request, lane)
             return
         batch = self._open_batch()
-        request.uid = batch.insert([last], request.sampler, cache, request.order.prompt[:-1])
+        request.uid = batch.insert([last], request.sampler, cache, request.tokens[:-1])
         self._rows[request.uid] = request
 
     def _gather_lone(self, take: Take) -> None:
@@ -275,7 +287,7 @@ class ResidentModel:
 
     def _keep(self, request: Running, take_cache: Callable[[], list[Any]]) -> None:
         """Keep what a request that ended well has run: its prompt and all tokens of its answer."""
-        self._prefixes.keep(self.name, (*request.order.prompt, *request.answer), take_cache)
+        self._prefixes.keep(self.name, (*request.tokens, *request.answer), take_cache)
 
     def _drop_lone(self, request: str) -> None:
         running, lane = self._lone.pop(request)

@@ -15,6 +15,9 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 MAX_PER_MODEL: Final = 32
+LEAST_TOKENS: Final = 32
+"""Shorter beginnings are run faster than they are kept and copied."""
+
 _TOKEN_BYTES: Final = array("I").itemsize
 
 

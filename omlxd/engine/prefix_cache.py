@@ -9,13 +9,10 @@ before it counts, so that forgetting it gives the memory back at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from omlxd.core.prefix_index import PrefixIndex
+from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
 from omlxd.engine import mlxlm
-
-LEAST_TOKENS: Final = 32
-"""Shorter beginnings are run faster than they are kept and copied."""
 
 
 class PrefixCaches:

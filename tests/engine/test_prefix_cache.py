@@ -27,13 +27,15 @@ def driver() -> Iterator[Driver]:
     assert driver.engine.close()
 
 
-def chat(request: str, model: str, user_seed: int, *, max_tokens: int = 12, shared: int = len(SYSTEM)) -> GenerationOrder:
+def chat(
+    request: str, model: str, user_seed: int, *, max_tokens: int = 12, shared: int = len(SYSTEM)
+) -> GenerationOrder:
     """The same system segment, another question."""
     return GenerationOrder(request, model, (*SYSTEM, *prompt(40, user_seed)), max_tokens, shared_tokens=shared)
 
 
 def reused(driver: Driver, request: str) -> int:
-    return max((event.reused for event in driver.seen if isinstance(event, Prefilled) and event.request == request))
+    return max(event.reused for event in driver.seen if isinstance(event, Prefilled) and event.request == request)
 
 
 @pytest.mark.parametrize("kind", KINDS)

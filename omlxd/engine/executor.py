@@ -313,7 +313,7 @@ class PlanExecutor:
         if request:
             request.moved_s = self._clock()
             self._pace.prefilled(model.name, min(chunk, request.prefilled - before), request.moved_s - began_s)
-            total, transient = len(request.order.prompt), self._gauges.above_active_bytes()
+            total, transient = len(request.tokens), self._gauges.above_active_bytes()
             self.events.append(Prefilled(self.next_seq(), head, request.prefilled, total, transient, request.kv_bytes))
         self._report_finished()
 
@@ -331,7 +331,8 @@ class PlanExecutor:
     def _take(self, request: Running, token: int) -> bool:
         text, reason = request.accept(token)
         name = request.order.request
-        self.events.append(Generated(self.next_seq(), name, text, 0 if token in request.end_ids else 1))
+        ids = () if token in request.end_ids else (token,)
+        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids))
         if reason is None:
             return True
         self._ended.add(name)

@@ -34,11 +34,18 @@ class Running:
     kv_bytes: int = 0
     cache: list[Any] = field(default_factory=list)
     uid: int | None = None
+    tokens: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generated = len(self.order.generated)
+        self.tokens = self.order.prompt + self.order.generated  # what an earlier stay made is run again
+        for token in self.order.generated:
+            self.text.add(token)  # told before; what it held back comes with the next token
 
     @property
     def left_tokens(self) -> int:
-        """Tokens of its prompt that are still to be run."""
-        return len(self.order.prompt) - self.prefilled
+        """Tokens that are still to be run before it decodes."""
+        return len(self.tokens) - self.prefilled
 
     @property
     def length_tokens(self) -> int:
@@ -91,7 +98,8 @@ class ResidentModel:
 
     def add(self, order: GenerationOrder, now_s: float) -> None:
         """Queue a request."""
-        sampler, text = mlxlm.make_sampler(order.sampling), self.codec.stream_text(order.stop)
+        sampler = mlxlm.make_sampler(order.sampling, position=len(order.generated))
+        text = self.codec.stream_text(order.stop)
         self._waiting.append(Running(order, sampler, text, self.codec.end_ids, came_s=now_s, moved_s=now_s))
 
     @property
@@ -114,8 +122,7 @@ class ResidentModel:
     @property
     def prompts(self) -> list[Running]:
         """Whose prompt may take a step, in the order they came: those that began, and others while there is room."""
-        begun = sum(bool(request.cache) for request in self._waiting)
-        is_room = self._running + begun < self.max_batch
+        is_room = self._begun < self.max_batch
         return [request for request in self._waiting if request.cache or is_room]
 
     def granted_chunk_tokens(self, request: Running) -> int:
@@ -123,8 +130,8 @@ class ResidentModel:
         return request.order.prefill_chunk_tokens or self.prefill_chunk_tokens
 
     @property
-    def _running(self) -> int:
-        return len(self._lone) + len(self._rows)
+    def _begun(self) -> int:
+        return len(self._lone) + len(self._rows) + sum(bool(request.cache) for request in self._waiting)
 
     @property
     def kv_bytes(self) -> int:
@@ -146,17 +153,17 @@ class ResidentModel:
         """
         if self._start_together(request, chunk_tokens):
             return None
-        prompt = request.order.prompt
+        tokens = request.tokens
         if not request.cache:
             request.cache = mlxlm.make_cache(self._module)
-        end = min(request.prefilled + chunk_tokens, len(prompt) - 1)
+        end = min(request.prefilled + chunk_tokens, len(tokens) - 1)
         if end > request.prefilled:
-            mlxlm.prefill_chunk(self._module, request.cache, prompt[request.prefilled : end])
+            mlxlm.prefill_chunk(self._module, request.cache, tokens[request.prefilled : end])
             request.prefilled = end
             request.kv_bytes = mlxlm.cache_bytes(request.cache)
-        if request.prefilled == len(prompt) - 1:
+        if request.prefilled == len(tokens) - 1:
             self._waiting.remove(request)
-            request.prefilled = len(prompt)
+            request.prefilled = len(tokens)
             self._join(request, take)
         return request
 
@@ -209,7 +216,7 @@ class ResidentModel:
         for request in [first, *sorted(others, key=lambda other: other.left_tokens)]:
             longest = max(other.left_tokens for other in [*group, request])
             most = min(chunk_tokens, self.granted_chunk_tokens(request))
-            if request.cache or longest * (len(group) + 1) > most or self._running + len(group) >= self.max_batch:
+            if request.cache or longest * (len(group) + 1) > most or self._begun + len(group) >= self.max_batch:
                 break
             group.append(request)
         if len(group) < 2 or not mlxlm.is_mergeable(mlxlm.make_cache(self._module)):
@@ -217,14 +224,14 @@ class ResidentModel:
         batch = self._open_batch()
         for request in group:
             self._waiting.remove(request)
-            request.prefilled = len(request.order.prompt)
-            request.uid = batch.insert(request.order.prompt, request.sampler)
+            request.prefilled = len(request.tokens)
+            request.uid = batch.insert(request.tokens, request.sampler)
             self._rows[request.uid] = request
         return True
 
     def _join(self, request: Running, take: Take) -> None:
         mergeable = mlxlm.is_mergeable(request.cache)
-        last, cache = request.order.prompt[-1], request.cache
+        last, cache = request.tokens[-1], request.cache
         request.cache = []
         if mergeable:
             self._gather_lone(take)
@@ -233,7 +240,7 @@ class ResidentModel:
             self._lone[request.order.request] = (request, lane)
             return
         batch = self._open_batch()
-        request.uid = batch.insert([last], request.sampler, cache, request.order.prompt[:-1])
+        request.uid = batch.insert([last], request.sampler, cache, request.tokens[:-1])
         self._rows[request.uid] = request
 
     def _gather_lone(self, take: Take) -> None:

@@ -59,6 +59,11 @@ class Running:
         """Tokens in its KV cache while it decodes."""
         return len(self.order.prompt) + self.generated
 
+    @property
+    def history(self) -> tuple[int, ...]:
+        """All tokens so far, the last of the answer included."""
+        return (*self.tokens, *self.answer)
+
     def accept(self, token: int) -> tuple[str, FinishReason | None]:
         """Count a token and return the text that is certain now, and why the request is over if it is."""
         self.answer.append(token)
@@ -201,7 +206,7 @@ class ResidentModel:
                 if not take(self._rows[uid], token):
                     ended.append(uid)
             for uid in ended:
-                self._keep(self._rows[uid], partial(self._batch.extract, uid))
+                self._prefixes.keep(self.name, self._rows[uid].history, partial(self._batch.extract, uid))
             self._drop_rows(ended)
 
     def remove(self, requests: set[str]) -> list[str]:
@@ -286,6 +291,8 @@ class ResidentModel:
             if take(request, token):
                 request.uid = self._open_batch().insert([token], request.sampler, cache)
                 self._rows[request.uid] = request
+            else:  # its last token was not run
+                self._prefixes.keep(self.name, request.history[:-1], partial(list, cache))
 
     def _open_batch(self) -> mlxlm.DecodeBatch:
         if self._batch is None:
@@ -295,11 +302,7 @@ class ResidentModel:
     def _end_lone(self, request: Running, lane: mlxlm.LoneDecode) -> None:
         cache = lane.cache
         self._drop_lone(request.order.request)
-        self._keep(request, lambda: cache)
-
-    def _keep(self, request: Running, take_cache: Callable[[], list[Any]]) -> None:
-        """Keep what a request that ended well has run: its prompt and all tokens of its answer."""
-        self._prefixes.keep(self.name, (*request.tokens, *request.answer), take_cache)
+        self._prefixes.keep(self.name, request.history, partial(list, cache))
 
     def _drop_lone(self, request: str) -> None:
         running, lane = self._lone.pop(request)

@@ -195,6 +195,16 @@ class Ledger:
         self._fit_rows(then)
         return self._difference(now, then)
 
+    def frees_bytes(self, model: str, request: str) -> int:
+        """What the promises to the model would shrink by if the request left; nothing is released."""
+        now = self._accounts.get(model)
+        if now is None or request not in now.rows:
+            return 0
+        rows = {name: row for name, row in now.rows.items() if name != request}
+        then = Account(now.weights_bytes, now.costs, rows, 0, now.batched)
+        self._fit_rows(then)
+        return self._share(now).committed_bytes - self._share(then).committed_bytes
+
     def _difference(self, now: Account, then: Account) -> Difference:
         transient_bytes = max(self.transient_bytes, _transient_bytes(then, self._max_batch))
         return Difference(self._share(then).committed_bytes - self._share(now).committed_bytes, transient_bytes)

@@ -31,9 +31,11 @@ max_memory = "auto"
 #policy = "reference"
 #prefill_memory_guard = true
 
-# How long running requests may finish when the daemon stops; how long a load may wait for busy models.
+# How long running requests may finish when the daemon stops; how long a load may wait for busy models; how long a
+# request that gave its memory back waits for it before it ends with the text it has.
 #drain_timeout = "30s"
 #load_timeout = "60s"
+#park_deadline = "300s"
 
 # Tokens of one prefill step; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256

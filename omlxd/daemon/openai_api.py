@@ -127,6 +127,8 @@ class _OpenAiApi:
             return f": loading {view.name} {100 * (view.load_progress or 0):.0f}%\n\n".encode()
         if generation.state is RequestState.PREFILL:
             return f": prompt {generation.prefilled_tokens}/{generation.prompt_tokens}\n\n".encode()
+        if generation.state is RequestState.PARKED:
+            return b": parked, waits for memory\n\n"
         if generation.state is RequestState.DECODE:
             return b": working\n\n"
         return f": waiting for {view.name}\n\n".encode()

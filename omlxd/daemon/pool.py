@@ -71,6 +71,7 @@ class EnginePool:
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
+        park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
         read_folder: reads a model's files before it is loaded.
         fingerprint: tells whether they have changed since.
         costs_of: predicts what a model's requests take.
@@ -88,6 +89,7 @@ class EnginePool:
         prefill_chunk_tokens: int = 256,
         max_batch: int = 32,
         max_waiting: int = 256,
+        park_deadline_s: float = 300.0,
         read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
         fingerprint: Callable[[ModelSettings], str | None] | None = None,
         costs_of: CostsOf = costs_of_files,
@@ -115,7 +117,7 @@ class EnginePool:
         self.change = asyncio.Event()
         self.door = Door(self, load_wait_s)
         self.growth = Growth(self)
-        self._serving = Serving(self)
+        self._serving = Serving(self, park_deadline_s)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
         self._entries = {name: self._entry(name, source) for name, source in models.items()}
@@ -257,7 +259,8 @@ class EnginePool:
         if entry.waiting >= self._max_waiting:
             raise too_many_wait(entry.name, entry.waiting)
         self.bind()
-        generation = Generation(f"r{next(self._ids)}", entry.name, self, self.clock)
+        order = next(self._ids)
+        generation = Generation(f"r{order}", entry.name, self, self.clock, order)
         self._serving.begin(entry, generation, asked, wish)
         return generation
 
@@ -276,9 +279,9 @@ class EnginePool:
 
     def snapshot(self, reading: MemoryReading) -> Snapshot:
         """What a decision may depend on, now."""
-        now_s, kv_bytes = self.clock(), self.engine.kv_bytes()
+        now_s, kv_bytes, running = self.clock(), self.engine.kv_bytes(), self.dispatch.running()
         entries = tuple(
-            entry.snapshot(now_s, kv_bytes.get(name, 0), self.ledger.share(name).committed_bytes)
+            entry.snapshot(now_s, kv_bytes.get(name, 0), self.ledger.share(name).committed_bytes, running.get(name, ()))
             for name, entry in self._entries.items()
         )
         return Snapshot(now_s, reading, entries)
@@ -293,7 +296,9 @@ class EnginePool:
         self.notify()
 
     async def evict(self, name: str, error: OmlxError) -> None:
-        """Unload the model now; requests that run end with `error`, those that wait survive. Hold `lock`.
+        """Unload the model now; those that wait survive. Hold `lock`.
+
+        Requests that run are parked under the `graceful` policy, and end with `error` under `reference`.
 
         Returns when the memory is back; giving up the wait does not stop the unload.
         """
@@ -305,6 +310,13 @@ class EnginePool:
             self.link.changed()
         if entry.unloaded is not None:
             await asyncio.shield(entry.unloaded)
+
+    async def park(self, request_id: str, reason: str) -> bool:
+        """Take a running request out of the engine, and run it again when it fits; its caller sees a pause only.
+
+        Returns once its memory is back: True when it is parked, False when the engine does not have it or it ended.
+        """
+        return await self.dispatch.park(request_id, reason)
 
     async def abort_requests(self, name: str, error: OmlxError) -> None:
         """Abort all requests that the engine has for the model; returns when their memory is back."""

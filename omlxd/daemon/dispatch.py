@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from omlxd.core.errors import OmlxError, RequestAborted
+from omlxd.core.errors import DoesNotFit, InvalidRequest, OmlxError, RequestAborted
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
+from omlxd.daemon.refusals import decision_behind
 from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import (
     CacheDropped,
@@ -58,6 +59,7 @@ class Attempt:
     prefilled_tokens: int = 0
     leaving: Leaving | None = None
     why: str = ""
+    decision: str | None = None
 
 
 class Dispatch:
@@ -92,21 +94,22 @@ class Dispatch:
             self._leave(attempt, Leaving.DROPPED)
         return attempt is not None
 
-    async def park(self, request: str, why: str) -> bool:
+    async def park(self, request: str, why: str, decision: str | None = None) -> bool:
         """Take it out of the engine until it fits again; True once its memory is back, False when it is not there."""
         attempt = self._stay_of(request)
         if attempt is None or attempt.leaving is not None:
             return False
         parks = attempt.generation.parks
-        self._leave(attempt, Leaving.PARKED, why)
+        self._leave(attempt, Leaving.PARKED, why, decision)
         await asyncio.wait([attempt.gone])
         return attempt.generation.parks > parks
 
-    async def cut_short(self, request: str, why: str) -> None:
+    async def cut_short(self, request: str, why: str, decision: str | None = None) -> None:
         """End it with the text it has; one that has none yet is parked. Returns when its memory is back."""
         attempt = self._stay_of(request)
         if attempt is not None:
-            self._leave(attempt, Leaving.CUT_SHORT if attempt.generation.generated else Leaving.PARKED, why)
+            leaving = Leaving.CUT_SHORT if attempt.generation.generated else Leaving.PARKED
+            self._leave(attempt, leaving, why, decision)
             await asyncio.wait([attempt.gone])
 
     def take_out(self, model: str, error: OmlxError) -> None:
@@ -114,7 +117,7 @@ class Dispatch:
         parks = self._pool.limits.policy is Policy.GRACEFUL
         for attempt in self._of(model):
             if parks and attempt.started:
-                self._leave(attempt, Leaving.PARKED, "its model was unloaded")
+                self._leave(attempt, Leaving.PARKED, "its model was unloaded", decision_behind(error))
                 continue
             if attempt.started:
                 self._end(attempt.generation, error)
@@ -138,7 +141,9 @@ class Dispatch:
                 running.setdefault(model, []).append(RequestSnapshot(each.id, each.order, frees_bytes, each.parks))
         return {model: tuple(requests) for model, requests in running.items()}
 
-    def finish(self, generation: Generation, reason: FinishReason, why: str | None = None) -> None:
+    def finish(
+        self, generation: Generation, reason: FinishReason, why: str | None = None, decision: str | None = None
+    ) -> None:
         """It ended well, with the text it has; `why` says what kept it from going on."""
         if not generation.finish(reason):
             return
@@ -148,23 +153,30 @@ class Dispatch:
             "generated_tokens": generation.generated_tokens,
             "first_token_s": generation.first_token_s,
             "tokens_per_s": generation.tokens_per_s,
+            "age_s": generation.age_s,
             "parks": generation.parks,
             **({} if why is None else {"reason": why}),
         }
-        self._emit(Event(EventName.REQUEST_FINISHED, model=generation.model, request=generation.id, fields=fields))
+        self._tell(EventName.REQUEST_FINISHED, generation, fields, decision)
 
     def tell_end(self, generation: Generation, error: OmlxError) -> None:
-        """Emit how a request ended badly."""
-        aborted = isinstance(error, RequestAborted)
-        self._emit(
-            Event(
-                EventName.REQUEST_ABORTED if aborted else EventName.REQUEST_FAILED,
-                EventLevel.INFO if aborted else EventLevel.WARNING,
-                model=generation.model,
-                request=generation.id,
-                fields={"error": error.to_json(), "generated_tokens": generation.generated_tokens},
-            )
-        )
+        """Emit how a request ended badly, and set it down to the decision that ended it."""
+        decision = decision_behind(error)
+        if decision is not None:
+            self._pool.decisions.cost(decision, generation.id)
+        name = EventName.REQUEST_FAILED
+        if isinstance(error, RequestAborted):
+            name = EventName.REQUEST_ABORTED
+        elif isinstance(error, InvalidRequest | DoesNotFit):
+            name = EventName.REQUEST_REFUSED
+        level = EventLevel.WARNING if name is EventName.REQUEST_FAILED else EventLevel.INFO
+        fields = {
+            "error": error.to_json(),
+            "prompt_tokens": generation.prompt_tokens,
+            "generated_tokens": generation.generated_tokens,
+            "age_s": generation.age_s,
+        }
+        self._emit(Event(name, level, model=generation.model, request=generation.id, decision=decision, fields=fields))
 
     def handle(self, events: Sequence[EngineEvent]) -> None:
         """Apply a batch of events, in order."""
@@ -249,7 +261,9 @@ class Dispatch:
             entry.unloaded.set_result(None)
         entry.unloaded = None
         self._pool.loads.unloaded(entry, reading)
-        self._emit(Event(EventName.UNLOADED, model=entry.name, fields={"active_bytes": reading.active_bytes}))
+        decision, entry.unloaded_by = entry.unloaded_by, None
+        fields = {"active_bytes": reading.active_bytes}
+        self._emit(Event(EventName.UNLOADED, model=entry.name, decision=decision, fields=fields))
 
     def _begun(self, request: str) -> Attempt | None:
         attempt = self._attempts.get(request)
@@ -265,28 +279,23 @@ class Dispatch:
         parked_s = generation.resume()
         if not generation.started:
             generation.started = True
-            self._tell(EventName.REQUEST_STARTED, generation, prompt_tokens=generation.prompt_tokens)
+            fields = {"prompt_tokens": generation.prompt_tokens, "waited_s": generation.age_s}
+            self._tell(EventName.REQUEST_STARTED, generation, fields)
         if parked_s is not None:
-            generated_tokens, parks = generation.generated_tokens, generation.parks
-            self._tell(
-                EventName.REQUEST_RESUMED,
-                generation,
-                generated_tokens=generated_tokens,
-                parks=parks,
-                parked_s=parked_s,
-            )
+            counts = {"generated_tokens": generation.generated_tokens, "parks": generation.parks}
+            self._tell(EventName.REQUEST_RESUMED, generation, {**counts, "parked_s": parked_s})
 
     def _end(self, generation: Generation, error: OmlxError) -> None:
         if generation.fail(error):
             self.tell_end(generation, error)
 
-    def _leave(self, attempt: Attempt, leaving: Leaving, why: str = "") -> None:
+    def _leave(self, attempt: Attempt, leaving: Leaving, why: str = "", decision: str | None = None) -> None:
         """Take it out of the plan; its memory is back when the engine says so."""
         if attempt.leaving is not None:
             if leaving is Leaving.DROPPED:  # it ended while it was being parked
                 attempt.leaving = leaving
             return
-        attempt.leaving, attempt.why = leaving, why
+        attempt.leaving, attempt.why, attempt.decision = leaving, why, decision
         request, link = attempt.order.request, self._pool.link
         del link.wanted.requests[request]
         link.changed()
@@ -306,24 +315,24 @@ class Dispatch:
         attempt.entry.in_engine.discard(generation.id)
         self._pool.door.release(attempt.entry, generation.id)
         if leaving is Leaving.CUT_SHORT:
-            self.finish(generation, FinishReason.LENGTH, attempt.why)
+            self.finish(generation, FinishReason.LENGTH, attempt.why, attempt.decision)
         elif leaving is Leaving.PARKED and not generation.ended:
-            self._park(generation, freed_bytes, attempt.why)
+            self._park(attempt, freed_bytes)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()
 
-    def _park(self, generation: Generation, freed_bytes: int, why: str) -> None:
+    def _park(self, attempt: Attempt, freed_bytes: int) -> None:
+        generation = attempt.generation
         generation.park()
-        self._tell(
-            EventName.REQUEST_PARKED,
-            generation,
-            reason=why,
-            prompt_tokens=generation.prompt_tokens,
-            generated_tokens=generation.generated_tokens,
-            freed_bytes=freed_bytes,
-            parks=generation.parks,
-        )
+        fields = {
+            "reason": attempt.why,
+            "prompt_tokens": generation.prompt_tokens,
+            "generated_tokens": generation.generated_tokens,
+            "freed_bytes": freed_bytes,
+            "parks": generation.parks,
+        }
+        self._tell(EventName.REQUEST_PARKED, generation, fields, attempt.decision)
 
     def _stay_of(self, request: str) -> Attempt | None:
         return next((each for each in self._attempts.values() if each.generation.id == request), None)
@@ -331,8 +340,12 @@ class Dispatch:
     def _of(self, model: str) -> list[Attempt]:
         return [attempt for attempt in self._attempts.values() if attempt.entry.name == model]
 
-    def _tell(self, name: EventName, generation: Generation, **fields: object) -> None:
-        self._emit(Event(name, model=generation.model, request=generation.id, fields=fields))
+    def _tell(
+        self, name: EventName, generation: Generation, fields: Mapping[str, object], decision: str | None = None
+    ) -> None:
+        if decision is not None:
+            self._pool.decisions.cost(decision, generation.id)
+        self._emit(Event(name, model=generation.model, request=generation.id, decision=decision, fields=fields))
 
     def _emit(self, event: Event) -> None:
         self._pool.emit(event)

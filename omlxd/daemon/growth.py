@@ -60,10 +60,6 @@ class Growth:
         self._tasks[model] = task
         task.add_done_callback(lambda _: self._found(model))
 
-    def _found(self, model: str) -> None:
-        self._tasks.pop(model, None)
-        self._pool.door.wake()  # which let this go first
-
     def wanted(self, snapshot: Snapshot, model: str) -> WantedBlock | None:
         """What the model's next block lacks; None when it fits, or nobody needs it any more."""
         if not self._pool.ledger.requests(model):
@@ -96,6 +92,10 @@ class Growth:
         self._pool.ledger.extend(model)
         self.grant()
 
+    def _found(self, model: str) -> None:
+        self._tasks.pop(model, None)
+        self._pool.door.wake()  # which let this go first
+
     async def _find(self, model: str) -> None:
         """Make room for the block, or end the requests that need it; the model never stands still for good."""
         pool = self._pool
@@ -120,10 +120,11 @@ class Growth:
         reason = f"{need} and would pass {hard}, and nobody else can give way"
         before = pool.engine.read()
         async with pool.lock:
+            decision = pool.decisions.begin()
             if graceful:
-                await self._cut_short(model, reason)
+                await self._cut_short(model, reason, decision)
             else:
-                await pool.abort_requests(model, aborted(model, reason))
+                await pool.abort_requests(model, aborted(model, reason, decision))
             after = await pool.read_rest() or pool.engine.read()
         record = DecisionRecord(
             trigger="block",
@@ -134,18 +135,20 @@ class Growth:
             before=before,
             after=after,
             duration_s=pool.clock() - begun_s,
+            decision=decision,
         )
         pool.decisions.add(record, pool.limits)
 
-    async def _cut_short(self, model: str, why: str) -> None:
+    async def _cut_short(self, model: str, why: str, decision: str) -> None:
         """End the longest request, whose block it is, and the next longest, until the block fits the others."""
         pool, entry = self._pool, self._pool.entries[model]
-        while running := [entry.requests[each.request] for each in pool.dispatch.running().get(model, ())]:
-            longest = max(running, key=lambda each: each.prompt_tokens + each.generated_tokens)
-            await pool.dispatch.cut_short(longest.id, why)
-            if self._answer(model).fits:
-                self._extend(model)
+        while not self._answer(model).fits and self._passes_hard(model):
+            running = [entry.requests[each.request] for each in pool.dispatch.running().get(model, ())]
+            if not running:
                 return
+            longest = max(running, key=lambda each: each.prompt_tokens + each.generated_tokens)
+            await pool.dispatch.cut_short(longest.id, why, decision)
+        self._extend(model)
 
     async def _evict_for(self, model: str) -> bool:
         """Unload idle models one by one until the block fits; whether it does, and is reserved."""

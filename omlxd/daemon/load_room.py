@@ -83,10 +83,11 @@ class LoadRoom:
                 why=room.why,
                 before=reading,
                 candidates=room.candidates,
-                extra=numbers,
+                extra={**numbers, "for_request": ticket.for_request},
             )
             ticket.evicted.append(victim.name)
 
     def _tell_waiting(self, ticket: LoadTicket, room: Room) -> None:
         numbers = {"blockers": list(room.blockers), "short_bytes": room.short_bytes, "reason": room.why}
-        self._pool.emit(Event(EventName.LOAD_WAITING, model=ticket.entry.name, fields=numbers))
+        model, request = ticket.entry.name, ticket.for_request
+        self._pool.emit(Event(EventName.LOAD_WAITING, model=model, request=request, fields=numbers))

@@ -40,6 +40,7 @@ class LoadTicket:
         self.total_bytes = entry.weights_bytes or 0
         self.note: str | None = "waits for its turn"
         self.evicted: list[str] = []
+        self.for_request: str | None = None  # None when somebody asked for the load itself
         self.cancelled: OmlxError | None = None
         self.too_large: MemoryReading | None = None  # what was read when it turned out larger than predicted
         self.task: asyncio.Task[None] | None = None

@@ -35,7 +35,7 @@ from omlxd.daemon.link import EngineLink
 from omlxd.daemon.load_ticket import OnProgress
 from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
-from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wait, unknown
+from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
 from omlxd.daemon.request import Generation, check_prompt, check_wish
 from omlxd.daemon.serving import Serving
 from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
@@ -305,18 +305,20 @@ class EnginePool:
         entry = self._entries[name]
         if entry.state is EntryState.LOADED:
             entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
+            entry.unloaded_by = decision_behind(error)
             self.link.wanted.resident.discard(name)
             self.dispatch.take_out(name, error)
             self.link.changed()
         if entry.unloaded is not None:
             await asyncio.shield(entry.unloaded)
 
-    async def park(self, request_id: str, reason: str) -> bool:
+    async def park(self, request_id: str, reason: str, decision: str | None = None) -> bool:
         """Take a running request out of the engine, and run it again when it fits; its caller sees a pause only.
 
         Returns once its memory is back: True when it is parked, False when the engine does not have it or it ended.
+        `decision` is the id of the decision that took it out.
         """
-        return await self.dispatch.park(request_id, reason)
+        return await self.dispatch.park(request_id, reason, decision)
 
     async def abort_requests(self, name: str, error: OmlxError) -> None:
         """Abort all requests that the engine has for the model; returns when their memory is back."""

@@ -16,6 +16,7 @@ from omlxd.core.errors import (
     PrefillMemoryExceeded,
     ShuttingDown,
 )
+from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
@@ -27,19 +28,27 @@ if TYPE_CHECKING:
     from omlxd.daemon.load_ticket import OnProgress
     from omlxd.daemon.pool import EnginePool
 
+_NOT_READY = {
+    EntryState.UNLOADED: "is not loaded",
+    EntryState.LOADING: "is being loaded",
+    EntryState.LOADED: "is about to be unloaded",
+    EntryState.UNLOADING: "is being unloaded",
+    EntryState.FAILED: "failed to load before",
+}
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
 AGAIN_S = 1.0  # after which a parked request asks again for a load that found everybody busy
 
 
 @dataclass
 class Request:
-    """A request from its arrival to its end; `tokens` once there is a tokenizer to make them."""
+    """A request from its arrival to its end; `tokens` once there is a tokenizer, `told` once it was said to wait."""
 
     entry: EnginePoolEntry
     generation: Generation
     asked: Prompt
     wish: Wish
     tokens: tuple[int, ...] | None = None
+    told: bool = False
 
 
 class Serving:
@@ -89,7 +98,7 @@ class Serving:
                 continue
             if entry.state is EntryState.FAILED and request is not None:
                 await self._check_failed(entry)
-            await self._pool.loads.join(entry, on_progress)
+            await self._pool.loads.join(entry, on_progress, request=request)
 
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""
@@ -127,6 +136,9 @@ class Serving:
             tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
         if request.tokens is not None:
             pool.door.check(entry, generation, len(request.tokens) + len(generation.generated))
+        if not entry.takes(generation.id) and not request.told:
+            request.told = True
+            self._tell_waiting(entry, generation)
         await self.until_loaded(entry, request=generation.id)
         if request.tokens is None or not entry.takes(generation.id):
             return None  # the tokenizer is there now; or it was evicted between its load and now
@@ -174,6 +186,10 @@ class Serving:
             wish.stop,
             generated=tuple(generation.generated),
         )
+
+    def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:
+        fields = {"reason": f"`{entry.name}` {_NOT_READY[entry.state]}"}
+        self._pool.emit(Event(EventName.REQUEST_WAITING, model=entry.name, request=generation.id, fields=fields))
 
     async def _check_failed(self, entry: EnginePoolEntry) -> None:
         """Answer with the reason of the last failure, unless that was a while ago or the files have changed since."""

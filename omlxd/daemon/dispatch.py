@@ -133,13 +133,18 @@ class Dispatch:
 
     def running(self) -> dict[str, tuple[RequestSnapshot, ...]]:
         """By model, the requests that the engine has and keeps, oldest first."""
-        running: dict[str, list[RequestSnapshot]] = {}
-        for attempt in sorted(self._attempts.values(), key=lambda attempt: attempt.generation.order):
+        running: dict[str, list[Generation]] = {}
+        for attempt in self._attempts.values():
             if attempt.leaving is None:
-                model, each = attempt.entry.name, attempt.generation
-                frees_bytes = self._pool.ledger.frees_bytes(model, each.id)
-                running.setdefault(model, []).append(RequestSnapshot(each.id, each.order, frees_bytes, each.parks))
-        return {model: tuple(requests) for model, requests in running.items()}
+                running.setdefault(attempt.entry.name, []).append(attempt.generation)
+        snapshots = {}
+        for model, generations in running.items():
+            frees_bytes = self._pool.ledger.frees_bytes(model)
+            snapshots[model] = tuple(
+                RequestSnapshot(each.id, each.order, frees_bytes.get(each.id, 0), each.parks)
+                for each in sorted(generations, key=lambda each: each.order)
+            )
+        return snapshots
 
     def finish(
         self, generation: Generation, reason: FinishReason, why: str | None = None, decision: str | None = None
@@ -206,9 +211,9 @@ class Dispatch:
 
     def _prefilled(self, attempt: Attempt, event: Prefilled) -> None:
         pool, generation = self._pool, attempt.generation
-        learn_from(pool, attempt.entry, event, event.done - attempt.prefilled_tokens)
+        learn_from(pool, attempt.entry, event, event.done - max(attempt.prefilled_tokens, event.reused))
         attempt.prefilled_tokens = event.done
-        generation.prefilled(event.done)
+        generation.prefilled(event.done, event.reused)
         if event.done >= event.total:
             pool.ledger.prefilled(attempt.entry.name, generation.id)
             pool.door.wake()
@@ -311,7 +316,7 @@ class Dispatch:
         if self._pool.link.wanted.requests.pop(request, None) is not None:
             self._pool.link.changed()
         generation = attempt.generation
-        freed_bytes = self._pool.ledger.frees_bytes(attempt.entry.name, generation.id)
+        freed_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0)
         attempt.entry.in_engine.discard(generation.id)
         self._pool.door.release(attempt.entry, generation.id)
         if leaving is Leaving.CUT_SHORT:

@@ -140,7 +140,12 @@ class EnginePoolEntry:
         self.used_at_s = self.clock()
 
     def snapshot(
-        self, now_s: float, kv_bytes: int, promised_bytes: int = 0, requests: tuple[RequestSnapshot, ...] = ()
+        self,
+        now_s: float,
+        kv_bytes: int,
+        promised_bytes: int = 0,
+        prefix_bytes: int = 0,
+        requests: tuple[RequestSnapshot, ...] = (),
     ) -> EntrySnapshot:
         """What the policy sees of it; `requests` are those that the engine has."""
         busy = bool(self.requests)
@@ -156,5 +161,6 @@ class EnginePoolEntry:
             last_used_s=now_s if busy else (self.used_at_s or 0.0),
             loading_order=self.ticket.order_id if self.ticket is not None else None,
             promised_bytes=promised_bytes,
+            prefix_bytes=prefix_bytes,
             requests=requests,
         )

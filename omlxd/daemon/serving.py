@@ -131,7 +131,8 @@ class Serving:
         """Its order, once its model is loaded and its memory is reserved; None when it has to be looked at again."""
         pool, entry, generation = self._pool, request.entry, request.generation
         if request.tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
-            request.tokens = await tokenize(self._threads, entry.name, request.asked, codec)
+            encoded = await tokenize(self._threads, entry.name, request.asked, codec)
+            request.tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
             generation.prompt_tokens = len(request.tokens)
             tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
         if request.tokens is not None:
@@ -185,6 +186,7 @@ class Serving:
             wish.sampling,
             wish.stop,
             generated=tuple(generation.generated),
+            shared_tokens=generation.shared_tokens,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:

@@ -62,7 +62,9 @@ class Serving:
                 continue
             if entry.state is EntryState.FAILED and request is not None:
                 await self._check_failed(entry)
-            await self._pool.loads.join(entry, on_progress)
+            await self._pool.loads.join(entry, on_progress, by_user=request is None)
+            if request is None:
+                return  # it was loaded; that another load may want its memory already is no reason to load it again
 
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""

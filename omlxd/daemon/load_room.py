@@ -125,7 +125,7 @@ class LoadRoom:
             why=why,
             before=reading,
             candidates=room.candidates,
-            extra={**numbers, "waited_s": round(self._pool.clock() - ticket.waiting.since_s, 3)},
+            extra={**numbers, "waited_s": self._waited_s(ticket), "for_request": ticket.for_request},
         )
         ticket.evicted.append(victim)
 
@@ -136,7 +136,7 @@ class LoadRoom:
             self._close_door(name)
             fields = {
                 "for_model": ticket.entry.name,
-                "waited_s": round(self._pool.clock() - ticket.waiting.since_s, 3),
+                "waited_s": self._waited_s(ticket),
                 "serves": len(entry.served),
                 "waiting": len(entry.requests) - len(entry.served),
                 "reason": turn.why,
@@ -164,6 +164,9 @@ class LoadRoom:
             self._pool.door.wake()
             self._pool.notify()
 
+    def _waited_s(self, ticket: LoadTicket) -> float:
+        return round(self._pool.clock() - ticket.waiting.since_s, 3)
+
     def _check_wanted(self, ticket: LoadTicket, room: Room) -> None:
         """A load outlives who asked for it, but does not wait for ever for a model in use when nobody comes back."""
         left_s, limit_s = ticket.unwanted_since_s, self._fair_wait_s
@@ -174,4 +177,5 @@ class LoadRoom:
 
     def _tell_waiting(self, ticket: LoadTicket, room: Room) -> None:
         numbers = {"blockers": list(room.blockers), "short_bytes": room.short_bytes, "reason": room.why}
-        self._pool.emit(Event(EventName.LOAD_WAITING, model=ticket.entry.name, fields=numbers))
+        model, request = ticket.entry.name, ticket.for_request
+        self._pool.emit(Event(EventName.LOAD_WAITING, model=model, request=request, fields=numbers))

@@ -45,6 +45,7 @@ class LoadTicket:
         self.asked_s = entry.clock()
         self.unwanted_since_s: float | None = None  # when the last of those who wait for it went away
         self.evicted: list[str] = []
+        self.for_request: str | None = None  # None when somebody asked for the load itself
         self.cancelled: OmlxError | None = None
         self.too_large: MemoryReading | None = None  # what was read when it turned out larger than predicted
         self.task: asyncio.Task[None] | None = None

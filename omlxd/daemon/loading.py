@@ -17,7 +17,7 @@ from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry, LoadReport
 from omlxd.daemon.load_room import LoadRoom
 from omlxd.daemon.load_ticket import LoadTicket, OnProgress
-from omlxd.daemon.refusals import cancelled, fresh, larger_than_predicted, shutting_down
+from omlxd.daemon.refusals import cancelled, decision_behind, fresh, larger_than_predicted, shutting_down
 from omlxd.daemon.turn import Turn
 from omlxd.engine.protocol import LoadOrder, ModelInfo
 
@@ -42,18 +42,18 @@ class LoadQueue:
         self._ids = count(1)
 
     async def join(
-        self, entry: EnginePoolEntry, on_progress: OnProgress | None = None, *, by_user: bool = False
+        self, entry: EnginePoolEntry, on_progress: OnProgress | None = None, *, request: str | None = None
     ) -> None:
         """Wait until the entry is loaded, by a load that is under way or a new one; cancelling the wait leaves it be.
 
         Args:
-            by_user: the model itself is wanted, and not only an answer of it.
+            request: who wants it; None when the model itself is wanted, and not only an answer of it.
 
         Raises:
             DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
         """
-        ticket = entry.ticket or self._enqueue(entry)
-        ticket.by_user = ticket.by_user or by_user
+        ticket = entry.ticket or self._enqueue(entry, request)
+        ticket.by_user = ticket.by_user or request is None
         if on_progress is not None:
             ticket.listeners.append(on_progress)
             on_progress(ticket.status)
@@ -178,8 +178,9 @@ class LoadQueue:
             self._queue.remove(ticket)
             self._finish(ticket, ticket.cancelled)
 
-    def _enqueue(self, entry: EnginePoolEntry) -> LoadTicket:
+    def _enqueue(self, entry: EnginePoolEntry, request: str | None) -> LoadTicket:
         ticket = entry.ticket = LoadTicket(entry, next(self._ids), self._stop)
+        ticket.for_request = request
         if entry.state is EntryState.FAILED:
             entry.state = EntryState.UNLOADED
         entry.error = None
@@ -248,7 +249,8 @@ class LoadQueue:
         link.changed()
         self._pool.ledger.reserve_weights(entry.name, entry.weights_bytes or 0)
         ticket.tell(None)
-        self._emit(EventName.LOAD_STARTED, entry, {"weights_bytes": order.weights_bytes, "path": order.path})
+        figures = {"weights_bytes": order.weights_bytes, "path": order.path}
+        self._emit(EventName.LOAD_STARTED, entry, figures, request=ticket.for_request)
 
     def _finish(self, ticket: LoadTicket, error: OmlxError | None) -> None:
         """End the ticket once, and leave the entry as its end says: loaded, failed, or unloaded with the reason."""
@@ -268,7 +270,8 @@ class LoadQueue:
     def _give_up(self, entry: EnginePoolEntry, error: OmlxError) -> None:
         entry.error = fresh(error)
         if isinstance(error, LoadCancelled | ShuttingDown):
-            self._emit(EventName.LOAD_CANCELLED, entry, {"reason": error.message})
+            fields = {"reason": error.message}
+            self._emit(EventName.LOAD_CANCELLED, entry, fields, decision=decision_behind(error))
             return
         if not isinstance(error, Busy | DoesNotFit):
             entry.state, entry.failed_at_s = EntryState.FAILED, entry.clock()
@@ -276,6 +279,13 @@ class LoadQueue:
         self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_json()}, level)
 
     def _emit(
-        self, name: EventName, entry: EnginePoolEntry, fields: Mapping[str, Any], level: EventLevel = EventLevel.INFO
+        self,
+        name: EventName,
+        entry: EnginePoolEntry,
+        fields: Mapping[str, Any],
+        level: EventLevel = EventLevel.INFO,
+        *,
+        request: str | None = None,
+        decision: str | None = None,
     ) -> None:
-        self._pool.emit(Event(name, level, model=entry.name, fields=fields))
+        self._pool.emit(Event(name, level, model=entry.name, request=request, decision=decision, fields=fields))

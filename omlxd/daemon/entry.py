@@ -148,7 +148,7 @@ class EnginePoolEntry:
         """It was used until now."""
         self.used_at_s = self.clock()
 
-    def snapshot(self, now_s: float, kv_bytes: int, promised_bytes: int = 0) -> EntrySnapshot:
+    def snapshot(self, now_s: float, kv_bytes: int, promised_bytes: int = 0, prefix_bytes: int = 0) -> EntrySnapshot:
         """What the policy sees of it."""
         leases = len(self.served) if self.gives_way else len(self.requests)
         return EntrySnapshot(
@@ -163,6 +163,7 @@ class EnginePoolEntry:
             last_used_s=now_s if leases else (self.used_at_s or 0.0),
             loading_order=self.ticket.order_id if self.ticket is not None else None,
             promised_bytes=promised_bytes,
+            prefix_bytes=prefix_bytes,
         )
 
     def holder(self, snapshot: EntrySnapshot) -> Holder:

@@ -42,6 +42,7 @@ class DaemonSettings:
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests that may wait; one more is told to come back later.
+        prefix_cache: what prefix caches may hold, as written: `auto`, a size, a percentage, bytes.
         log_level: the least severe level that is logged.
         log_max_size_bytes: size at which the log file is rotated.
         log_backups: rotated log files that are kept.
@@ -58,6 +59,7 @@ class DaemonSettings:
     prefill_chunk_tokens: int = 256
     max_batch: int = 32
     max_waiting: int = 256
+    prefix_cache: str | int = AUTO
     log_level: str = "info"
     log_max_size_bytes: int = 20 * 2**20
     log_backups: int = 5
@@ -153,6 +155,13 @@ def max_memory_bytes(max_memory: str | int, machine: Machine) -> int:
     if isinstance(max_memory, str) and max_memory.strip().lower() == AUTO:
         return auto_limit(machine)
     return parse_size(max_memory, ram_bytes=machine.ram_bytes)
+
+
+def prefix_cache_bytes(prefix_cache: str | int, machine: Machine) -> int | None:
+    """What prefix caches may hold, in bytes; None for `auto`, which follows the limit. Raises InvalidRequest."""
+    if isinstance(prefix_cache, str) and prefix_cache.strip().lower() == AUTO:
+        return None
+    return parse_size(prefix_cache, ram_bytes=machine.ram_bytes)
 
 
 def min_available_bytes(min_available: str | int | None, machine: Machine, platform: str) -> int:

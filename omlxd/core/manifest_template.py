@@ -40,6 +40,10 @@ max_memory = "auto"
 #max_batch = 32
 #max_waiting = 256
 
+# What ended requests may leave in memory for prompts that begin the same way, all models together. It only ever
+# takes what nothing else needs. "auto" = an eighth of `max_memory`; 0 = nothing.
+#prefix_cache = "auto"
+
 # The log: debug, info, warning or error; the size at which its file is rotated; the old files that are kept.
 #log_level = "info"
 #log_max_size = "20M"

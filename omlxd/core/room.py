@@ -61,7 +61,8 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
     """
     others = tuple(entry for entry in snapshot.entries if entry.name != model)
     committed_bytes = sum(entry.committed_bytes for entry in others)
-    used_bytes = max(snapshot.reading.pressure_bytes(limits.policy), committed_bytes)
+    # Prefix caches do not count: the plan that brings the load has them trimmed first.
+    used_bytes = max(snapshot.reading.pressure_bytes(limits.policy) - snapshot.prefix_bytes, committed_bytes)
     limit_bytes = max(0, limits.soft_bytes) or max(0, limits.hard_bytes)
     if (refusal := _never(others, limits, model, need_bytes, used_bytes, limit_bytes)) is not None:
         return refusal

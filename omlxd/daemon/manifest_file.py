@@ -282,6 +282,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
             prefill_chunk_tokens=daemon.prefill_chunk,
             max_batch=daemon.max_batch,
             max_waiting=daemon.max_waiting,
+            prefix_cache=daemon.prefix_cache,
             log_level=daemon.log_level,
             log_max_size_bytes=daemon.log_max_size,
             log_backups=daemon.log_backups,

@@ -47,6 +47,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
         prefill_chunk = 512
         max_batch = 4
         max_waiting = 0
+        prefix_cache = "1G"
         log_level = "debug"
         log_max_size = "1M"
         log_backups = 0
@@ -75,6 +76,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
             prefill_chunk_tokens=512,
             max_batch=4,
             max_waiting=0,
+            prefix_cache="1G",
             log_level="debug",
             log_max_size_bytes=2**20,
             log_backups=0,

@@ -165,6 +165,7 @@ class Generation:
         self._owner = owner
         self._clock = clock
         self._started_s = clock()
+        self.waits_since_s = self._started_s  # for its model, or for a place
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._first_tokens = 0

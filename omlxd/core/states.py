@@ -68,7 +68,7 @@ class MemoryView:
     `committed` is what has been promised: weights of loaded, loading and unloading models, and KV caches with the
     blocks they grow into; `unaccounted` is what is used and belongs to no model.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
-    the hard limit then; the second stays 0 while the limit holds.
+    the hard limit then, and `over_hard_bytes` by how much at worst; both stay 0 while the limit holds.
     """
 
     used: int
@@ -86,6 +86,7 @@ class MemoryView:
     system_available: int
     samples: int = 0
     over_hard_samples: int = 0
+    over_hard_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

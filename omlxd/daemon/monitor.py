@@ -25,7 +25,7 @@ class MemoryMonitor:
         reading, limits = pool.engine.read(), pool.limits
         entries = pool.snapshot(reading).entries
         held_bytes = sum(entry.held_bytes for entry in entries)
-        samples, over_hard_samples = pool.engine.sampled()
+        sampled = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,
             active=reading.active_bytes,
@@ -40,8 +40,9 @@ class MemoryMonitor:
             binding=limits.binding,
             system_total=reading.system_total_bytes,
             system_available=reading.system_available_bytes,
-            samples=samples,
-            over_hard_samples=over_hard_samples,
+            samples=sampled.samples,
+            over_hard_samples=sampled.over_hard_samples,
+            over_hard_bytes=sampled.over_hard_bytes,
         )
 
     def enforcer(self) -> EnforcerView:

@@ -256,7 +256,7 @@ class ProcessMemoryEnforcer:
             self._set_level(Level.OVER, decision)
         try:
             async with asyncio.timeout(ACTION_TIMEOUT_S):
-                await self._act(action, decision)
+                await self._act(action, decision, decision_id := pool.decisions.begin())
         except TimeoutError:
             return None
         after = await pool.read_rest()
@@ -272,19 +272,20 @@ class ProcessMemoryEnforcer:
             after=after or pool.engine.read(),
             candidates=decision.candidates,
             duration_s=self._clock() - begun_s,
+            decision=decision_id,
         )
         pool.decisions.add(record, pool.limits)
         return after
 
-    async def _act(self, action: Action, decision: Decision) -> None:
+    async def _act(self, action: Action, decision: Decision, decision_id: str) -> None:
         reason = decision.reason
         match action:
             case Unload(model=model):
-                await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}"))
+                await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}", decision_id))
             case AbortRequests(model=model):
-                await self._pool.abort_requests(model, aborted(model, reason))
+                await self._pool.abort_requests(model, aborted(model, reason, decision_id))
             case CancelLoad(model=model):
-                await self._pool.cancel_load(model, cancelled(model, reason))
+                await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
             case DropCache():  # the engine drops it between steps, since it has the hard limit
                 self._pool.link.release()
                 self._pool.link.changed()

@@ -18,7 +18,7 @@ from omlxd.daemon.model_files import ModelFiles
 from omlxd.daemon.request import Generation
 
 if TYPE_CHECKING:
-    from omlxd.daemon.loading import LoadTicket
+    from omlxd.daemon.load_ticket import LoadTicket
 
 
 KEPT_SAMPLES = 32
@@ -58,6 +58,7 @@ class EnginePoolEntry:
         requests: the generations that were admitted and whose memory is not back yet, by id.
         in_engine: the ids of those that the engine has.
         unloaded: resolved when the unload in progress has given the memory back.
+        unloaded_by: the decision that this unload carries out; None when somebody asked for it.
         used_at_s: when it last had a request or finished loading.
     """
 
@@ -82,6 +83,7 @@ class EnginePoolEntry:
     requests: dict[str, Generation] = field(default_factory=dict)
     in_engine: set[str] = field(default_factory=set)
     unloaded: asyncio.Future[None] | None = None
+    unloaded_by: str | None = None
     used_at_s: float | None = None
     _abort_loading: bool = False
 

@@ -32,9 +32,10 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.growth import Growth
 from omlxd.daemon.learning import costs_of_files
 from omlxd.daemon.link import EngineLink
-from omlxd.daemon.loading import LoadQueue, OnProgress
+from omlxd.daemon.load_ticket import OnProgress
+from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
-from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wait, unknown
+from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
 from omlxd.daemon.request import Generation, check_prompt, check_wish
 from omlxd.daemon.serving import Serving
 from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
@@ -299,6 +300,7 @@ class EnginePool:
         entry = self._entries[name]
         if entry.state is EntryState.LOADED:
             entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
+            entry.unloaded_by = decision_behind(error)
             self.link.wanted.resident.discard(name)
             self.dispatch.take_out(name, error)
             self.link.changed()

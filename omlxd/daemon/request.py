@@ -171,6 +171,11 @@ class Generation:
         return None if self._first_s is None else self._first_s - self._started_s
 
     @property
+    def age_s(self) -> float:
+        """Seconds since it came."""
+        return self._clock() - self._started_s
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Decode speed, without the first token's wait; None while there is too little to tell."""
         later = self.generated_tokens - self._first_tokens
@@ -187,7 +192,7 @@ class Generation:
             prompt_tokens=self.prompt_tokens,
             prefilled_tokens=self.prefilled_tokens,
             generated_tokens=self.generated_tokens,
-            age_s=self._clock() - self._started_s,
+            age_s=self.age_s,
         )
 
     def __aiter__(self) -> Generation:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from omlxd.core.errors import EngineFailed, OmlxError
+from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.refusals import aborted, fresh, shutting_down, weights_alone
@@ -15,9 +16,16 @@ from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
-    from omlxd.daemon.loading import OnProgress
+    from omlxd.daemon.load_ticket import OnProgress
     from omlxd.daemon.pool import EnginePool
 
+_NOT_READY = {
+    EntryState.UNLOADED: "is not loaded",
+    EntryState.LOADING: "is being loaded",
+    EntryState.LOADED: "is about to be unloaded",
+    EntryState.UNLOADING: "is being unloaded",
+    EntryState.FAILED: "failed to load before",
+}
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
 
 
@@ -62,7 +70,7 @@ class Serving:
                 continue
             if entry.state is EntryState.FAILED and request is not None:
                 await self._check_failed(entry)
-            await self._pool.loads.join(entry, on_progress)
+            await self._pool.loads.join(entry, on_progress, request=request)
 
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""
@@ -79,6 +87,7 @@ class Serving:
         """The life of one request; it goes round again when its model was evicted before its first step."""
         pool = self._pool
         tokens: tuple[int, ...] | None = None
+        told = False
         try:
             while not generation.ended:
                 if tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
@@ -86,6 +95,9 @@ class Serving:
                     generation.prompt_tokens = len(tokens)
                     tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
                     pool.door.check(entry, len(tokens))
+                if not entry.takes(generation.id) and not told:
+                    told = True
+                    self._tell_waiting(entry, generation)
                 await self.until_loaded(entry, request=generation.id)
                 if tokens is None or not entry.takes(generation.id):
                     continue  # the tokenizer is there now; or it was evicted between its load and now
@@ -107,6 +119,10 @@ class Serving:
         context_length = codec.context_length if codec is not None else entry.context_length
         max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length)
         return GenerationOrder(generation.id, entry.name, tokens, max_tokens, wish.sampling, wish.stop)
+
+    def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:
+        fields = {"reason": f"`{entry.name}` {_NOT_READY[entry.state]}"}
+        self._pool.emit(Event(EventName.REQUEST_WAITING, model=entry.name, request=generation.id, fields=fields))
 
     async def _check_failed(self, entry: EnginePoolEntry) -> None:
         """Answer with the reason of the last failure, unless that was a while ago or the files have changed since."""

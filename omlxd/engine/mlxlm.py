@@ -158,8 +158,8 @@ def _leaves(tree: Any) -> Iterator[Any]:
 Sampler = Callable[[Any], Any]
 
 
-def make_sampler(sampling: Sampling) -> Sampler:
-    """Greedy at temperature 0; else random numbers that depend on the seed and the position alone.
+def make_sampler(sampling: Sampling, position: int = 0) -> Sampler:
+    """Greedy at temperature 0; else random numbers that depend on the seed and the position in the answer alone.
 
     mlx-lm's samplers draw from MLX's global random state, where one request's tokens depend on its neighbours.
     """
@@ -168,7 +168,6 @@ def make_sampler(sampling: Sampling) -> Sampler:
 
     if sampling.temperature <= 0:
         return greedy_sampler  # type: ignore[no-any-return]
-    position = 0
 
     def sample(logprobs: mx.array) -> mx.array:
         nonlocal position

@@ -188,7 +188,7 @@ class Unloaded(EngineEvent):
 
 @dataclass(frozen=True, slots=True)
 class Prefilled(EngineEvent):
-    """`done` of the request's `total` prompt tokens have been run.
+    """`done` of the request's `total` tokens have been run: its prompt, and what an earlier stay has generated.
 
     `transient_bytes` is what the step held at its peak beyond what it left behind, `kv_bytes` the request's KV cache
     now; both 0 when the step measured nothing (short prompts that went bare into the batch). `reused` of the `done`

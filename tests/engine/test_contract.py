@@ -92,8 +92,14 @@ class Loop:
         self.apply(load=None, resident=self.plan.resident | {model})
         return done
 
-    def start(self, request: str, prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 4) -> None:
-        order = GenerationOrder(request, "m", prompt, max_tokens)
+    def start(
+        self,
+        request: str,
+        prompt: tuple[int, ...] = (5, 6, 7),
+        max_tokens: int = 4,
+        generated: tuple[int, ...] = (),
+    ) -> None:
+        order = GenerationOrder(request, "m", prompt, max_tokens, generated=generated)
         self.apply(requests={**self.plan.requests, request: order})
 
     def leave_out(self, request: str) -> None:
@@ -202,6 +208,29 @@ def test_a_request_may_come_again_under_another_name(loop: Loop) -> None:
     loop.leave_out("r")
     loop.start("r.2")
     assert loop.until(Finished).request == "r.2"
+
+
+def test_a_request_that_brings_what_it_had_generated_goes_on_behind_it(loop: Loop) -> None:
+    loop.load()
+    loop.start("whole", max_tokens=8)
+    loop.until(Finished)
+    loop.start("r", max_tokens=8)
+    loop.until(Generated, request="r")
+    loop.leave_out("r")
+    loop.until(RequestGone, Finished, request="r")
+    told = [event for event in loop.seen if isinstance(event, Generated) and event.request == "r"]
+    tokens = tuple(token for event in told for token in event.token_ids)
+    assert 1 <= len(tokens) <= 8
+    if len(tokens) < 8:
+        loop.start("r.2", max_tokens=8, generated=tokens)
+        loop.until(Finished, request="r.2")
+    told = [event for event in loop.seen if isinstance(event, Generated)]
+    whole = [event for event in told if event.request == "whole"]
+    parts = [event for event in told if event.request != "whole"]
+    assert [event.token_ids for event in whole] == [event.token_ids for event in parts]
+    assert "".join(event.text for event in whole) == "".join(event.text for event in parts)
+    totals = {event.request: event.total for event in loop.seen if isinstance(event, Prefilled)}
+    assert totals.get("r.2", 3 + len(tokens)) == 3 + len(tokens)
 
 
 def test_a_loaded_model_stays_until_a_plan_that_has_seen_it_leaves_it_out(loop: Loop) -> None:

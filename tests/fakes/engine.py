@@ -6,8 +6,9 @@ It is driven in one of three ways:
 - `loop`: it takes its steps on the event loop, one per turn, as long as there is work: deterministic, without threads;
 - `thread`: on a thread of its own like the real one, `step_s` apart: for end-to-end tests of the server.
 
-A request's answer is `tok0 tok1 tok2 ...`; it ends after `answer_tokens` tokens with `stop`, or at its `max_tokens`
-with `length`. A prompt has one token per word.
+A request's answer is `tok0 tok1 tok2 ...`, of the token ids 0, 1, 2, ...; it ends after `answer_tokens` tokens with
+`stop`, or at its `max_tokens` with `length`. A prompt has one token per word. A request that comes back after it was
+parked has to bring the tokens it had made, and goes on behind them.
 """
 
 from __future__ import annotations
@@ -73,9 +74,18 @@ class _Running:
     generated: int = 0
     text: str = ""
 
+    def __post_init__(self) -> None:
+        self.generated = len(self.order.generated)
+        assert self.order.generated == tuple(range(self.generated)), "not the tokens that were generated"
+        self.text = "".join(f"tok{token} " for token in self.order.generated)
+
+    @property
+    def total(self) -> int:
+        return len(self.order.prompt) + len(self.order.generated)
+
     @property
     def tokens(self) -> int:
-        return self.prefilled + self.generated
+        return self.prefilled + self.generated - len(self.order.generated)
 
 
 @dataclass
@@ -355,7 +365,7 @@ class FakeEngine:
                 self._fail_all(model, error)
             granted = self._is_granted(name, model)
             for running in list(model.requests.values())[: self._plan.max_batch]:
-                if granted or running.prefilled < len(running.order.prompt):
+                if granted or running.prefilled < running.total:
                     self._run_request(model, running)
                     moved = True
         self._keep_under_hard()
@@ -368,7 +378,7 @@ class FakeEngine:
 
     def _is_granted(self, name: str, model: _Loaded) -> bool:
         """Whether the next token of its longest request is within what was reserved; asks once when it is not."""
-        decoding = [each for each in model.requests.values() if each.prefilled == len(each.order.prompt)]
+        decoding = [each for each in model.requests.values() if each.prefilled == each.total]
         length = max((running.tokens for running in decoding), default=0)
         granted = self._plan.granted_tokens.get(name)
         if granted is None or length < granted:
@@ -400,7 +410,7 @@ class FakeEngine:
             self._send(LoadDone, order.id, order.model, info, self._reading())
 
     def _run_request(self, model: _Loaded, running: _Running) -> None:
-        order, total = running.order, len(running.order.prompt)
+        order, total = running.order, running.total
         if running.prefilled < total:
             chunk = order.prefill_chunk_tokens or self._plan.prefill_chunk_tokens
             before, running.prefilled = running.prefilled, min(total, running.prefilled + chunk)
@@ -416,7 +426,7 @@ class FakeEngine:
         if cut is not None:
             word = (running.text + word)[len(running.text) : max(cut, len(running.text))]
         running.text += word
-        self._send(Generated, order.request, word, 1)
+        self._send(Generated, order.request, word, 1, (running.generated - 1,))
         if cut is not None or (self._answer_tokens is not None and running.generated >= self._answer_tokens):
             self._finish(model, order.request, FinishReason.STOP)
         elif running.generated >= order.max_tokens:

@@ -31,9 +31,11 @@ max_memory = "auto"
 #policy = "reference"
 #prefill_memory_guard = true
 
-# How long running requests may finish when the daemon stops; how long a load may wait for busy models.
+# How long running requests may finish when the daemon stops; how long a load may wait for busy models; how long a
+# step may take before `/health` calls it a stall.
 #drain_timeout = "30s"
 #load_timeout = "60s"
+#stall_timeout = "60s"
 
 # Tokens of one prefill step; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256

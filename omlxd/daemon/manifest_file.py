@@ -279,6 +279,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
             prefill_memory_guard=daemon.prefill_memory_guard,
             drain_timeout_s=daemon.drain_timeout,
             load_timeout_s=daemon.load_timeout,
+            stall_timeout_s=daemon.stall_timeout,
             prefill_chunk_tokens=daemon.prefill_chunk,
             max_batch=daemon.max_batch,
             max_waiting=daemon.max_waiting,

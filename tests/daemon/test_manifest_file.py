@@ -44,6 +44,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
         prefill_memory_guard = false
         drain_timeout = 5
         load_timeout = "1m30s"
+        stall_timeout = "2m"
         prefill_chunk = 512
         max_batch = 4
         max_waiting = 0
@@ -72,6 +73,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
             prefill_memory_guard=False,
             drain_timeout_s=5.0,
             load_timeout_s=90.0,
+            stall_timeout_s=120.0,
             prefill_chunk_tokens=512,
             max_batch=4,
             max_waiting=0,

@@ -143,8 +143,8 @@ class Dispatch:
 
     def _prefilled(self, attempt: Attempt, event: Prefilled) -> None:
         pool, generation = self._pool, attempt.generation
-        learn_from(pool, attempt.entry, event, event.done - generation.prefilled_tokens)
-        generation.prefilled(event.done)
+        learn_from(pool, attempt.entry, event, event.done - max(generation.prefilled_tokens, event.reused))
+        generation.prefilled(event.done, event.reused)
         if event.done >= event.total:
             pool.ledger.prefilled(attempt.entry.name, generation.id)
             pool.door.wake()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from omlxd.core.errors import ContextExceeded, InvalidRequest, OmlxError
 from omlxd.core.states import FinishReason, RequestState, RequestView
+from omlxd.daemon.system_segment import system_tokens
 from omlxd.engine.protocol import Sampling, TextCodec
 
 DEFAULT_MAX_TOKENS = 4096
@@ -22,6 +23,14 @@ class Chunk:
 
     text: str
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt as tokens; the first `shared_tokens` of them are likely to begin other prompts too."""
+
+    tokens: tuple[int, ...]
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ class Prompt:
             return sum(len(str(message.get("content") or "")) for message in self.messages)
         return len(self.text or "")
 
-    def encode(self, codec: TextCodec) -> tuple[int, ...]:
+    def encode(self, codec: TextCodec) -> Encoded:
         """The prompt's tokens, all within the vocabulary; slow for long prompts, so call it in a thread.
 
         Raises:
@@ -60,7 +69,7 @@ class Prompt:
                 hint="send text, or ids made with this model's tokenizer",
                 details={"token": worst, "vocab_size": codec.vocab_size},
             )
-        return tokens
+        return Encoded(tokens, system_tokens(self.messages or (), tokens, codec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,8 @@ class Generation:
         model: the entry's name.
         state: waiting, prefill, decode, finished or aborted.
         prompt_tokens, prefilled_tokens, generated_tokens: counts so far.
+        reused_tokens: how many of the prompt's tokens an earlier request had run.
+        shared_tokens: how many of them are likely to begin other prompts too.
         finish_reason: set when it ended well.
         error: set when it did not.
     """
@@ -145,6 +156,8 @@ class Generation:
         self.state = RequestState.WAITING
         self.prompt_tokens = 0
         self.prefilled_tokens = 0
+        self.reused_tokens = 0
+        self.shared_tokens = 0
         self.generated_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.error: OmlxError | None = None
@@ -152,6 +165,7 @@ class Generation:
         self._owner = owner
         self._clock = clock
         self._started_s = clock()
+        self.waits_since_s = self._started_s  # for its model, or for a place
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._first_tokens = 0
@@ -249,10 +263,12 @@ class Generation:
 
     # What follows is for the pool, on the event loop's thread.
 
-    def prefilled(self, done: int) -> None:
-        """`done` tokens of the prompt have been run."""
+    def prefilled(self, done: int, reused: int = 0) -> None:
+        """`done` tokens of the prompt have been run, the first `reused` of them by an earlier request."""
         if not self.ended:
             self.prefilled_tokens = done
+            if not self.generated_tokens:
+                self.reused_tokens = reused
             self.state = RequestState.PREFILL
 
     def push(self, text: str, tokens: int) -> None:

@@ -71,6 +71,8 @@ class Serving:
             if entry.state is EntryState.FAILED and request is not None:
                 await self._check_failed(entry)
             await self._pool.loads.join(entry, on_progress, request=request)
+            if request is None:
+                return  # it was loaded; that another load may want its memory already is no reason to load it again
 
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""
@@ -91,7 +93,8 @@ class Serving:
         try:
             while not generation.ended:
                 if tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
-                    tokens = await tokenize(self._threads, entry.name, asked, codec)
+                    encoded = await tokenize(self._threads, entry.name, asked, codec)
+                    tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
                     generation.prompt_tokens = len(tokens)
                     tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
                     pool.door.check(entry, len(tokens))
@@ -118,7 +121,10 @@ class Serving:
         codec = self._pool.engine.codec(entry.name)
         context_length = codec.context_length if codec is not None else entry.context_length
         max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length)
-        return GenerationOrder(generation.id, entry.name, tokens, max_tokens, wish.sampling, wish.stop)
+        shared_tokens = generation.shared_tokens
+        return GenerationOrder(
+            generation.id, entry.name, tokens, max_tokens, wish.sampling, wish.stop, shared_tokens=shared_tokens
+        )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:
         fields = {"reason": f"`{entry.name}` {_NOT_READY[entry.state]}"}

@@ -24,6 +24,7 @@ from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.pace import Pace
+from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.protocol import (
     CacheDropped,
     EngineEvent,
@@ -57,14 +58,14 @@ class PlanExecutor:
     Attributes:
         events: what happened since they were last taken, in order.
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
-        prefix_bytes: bytes in prefix caches by model; replaced, never changed.
+        prefixes: what ended requests have left for later ones.
         codecs: tokenizers of all models loaded so far.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
         self.events: list[EngineEvent] = []
         self.kv_bytes: dict[str, int] = {}
-        self.prefix_bytes: dict[str, int] = {}
+        self.prefixes = PrefixCaches()
         self.codecs: dict[str, ChatCodec] = {}
         self.started = False
         self._gauges, self._clock = gauges, clock
@@ -146,6 +147,7 @@ class PlanExecutor:
             self._asked_block.clear()
         self._plan = plan
         self._gauges.obey(plan.limits)
+        self.prefixes.obey(plan.prefix_cache_bytes)  # before anything new begins in the room it makes
         if plan.cache_drops > self._cache_drops:
             self._cache_drops = plan.cache_drops
             gc.collect()
@@ -196,6 +198,7 @@ class PlanExecutor:
         mlxlm.synchronize()  # what others have in flight would count as growth below
         weights_bytes, before = model.weights_bytes, self._gauges.active_bytes()
         gone = model.close()
+        self.prefixes.drop(name)
         self._ended.update(gone)
         del model
         deadline = self._clock() + UNLOAD_DEADLINE_S
@@ -249,6 +252,8 @@ class PlanExecutor:
         for model in self._models.values():
             for request in model.close():
                 self._fail(request, closing)
+        for name in self._models:
+            self.prefixes.drop(name)
         self._models.clear()
         if self._load:
             self._end_load(self._load, closing)
@@ -279,7 +284,9 @@ class PlanExecutor:
 
     def _admit(self, load: SlicedLoad, loaded: LoadedModel) -> None:
         name, plan = loaded.name, self._plan
-        self._models[name] = ResidentModel(loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits)
+        self._models[name] = ResidentModel(
+            loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits, self.prefixes
+        )
         self.codecs[name] = loaded.codec
         self._gauges.unsettle()
         info = ModelInfo(loaded.weights_bytes, loaded.codec.context_length, loaded.codec.vocab_size, loaded.load_s)
@@ -312,9 +319,11 @@ class PlanExecutor:
             return
         if request:
             request.moved_s = self._clock()
-            self._pace.prefilled(model.name, min(chunk, request.prefilled - before), request.moved_s - began_s)
+            run_tokens = min(chunk, request.prefilled - max(before, request.reused))
+            self._pace.prefilled(model.name, run_tokens, request.moved_s - began_s)
             total, transient = len(request.tokens), self._gauges.above_active_bytes()
-            self.events.append(Prefilled(self.next_seq(), head, request.prefilled, total, transient, request.kv_bytes))
+            figures = (request.prefilled, total, transient, request.kv_bytes, request.reused)
+            self.events.append(Prefilled(self.next_seq(), head, *figures))
         self._report_finished()
 
     def _decode(self, model: ResidentModel) -> None:

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm
 from omlxd.engine.loader import LoadedModel
+from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.protocol import EngineLimits, GenerationOrder
 from omlxd.engine.text import StreamText
 
 
 @dataclass(eq=False)
 class Running:
-    """A request on the engine's thread; `came_s` and `moved_s` tell when it came and when its prompt moved last."""
+    """A request on the engine's thread; `came_s` and `moved_s` tell when it came and when its prompt moved last.
+
+    `reused` tokens came from the prefix cache, or are expected to while it waits.
+    """
 
     order: GenerationOrder
     sampler: mlxlm.Sampler
@@ -30,7 +35,9 @@ class Running:
     came_s: float = 0.0
     moved_s: float = 0.0
     prefilled: int = 0
+    reused: int = 0
     generated: int = 0
+    answer: list[int] = field(default_factory=list)
     kv_bytes: int = 0
     cache: list[Any] = field(default_factory=list)
     uid: int | None = None
@@ -44,8 +51,8 @@ class Running:
 
     @property
     def left_tokens(self) -> int:
-        """Tokens that are still to be run before it decodes."""
-        return len(self.tokens) - self.prefilled
+        """Tokens that are still to be run before it decodes, as far as is known before it begins."""
+        return len(self.tokens) - max(self.prefilled, self.reused)
 
     @property
     def length_tokens(self) -> int:
@@ -54,6 +61,7 @@ class Running:
 
     def accept(self, token: int) -> tuple[str, FinishReason | None]:
         """Count a token and return the text that is certain now, and why the request is over if it is."""
+        self.answer.append(token)
         if token in self.end_ids:
             return self.text.finish(), FinishReason.STOP
         self.generated += 1
@@ -77,9 +85,17 @@ class ResidentModel:
         prefill_chunk_tokens: tokens of a prefill step.
         max_batch: requests that run at once; more wait here, in order.
         limits: the limits in force when it was loaded (R5); `obey` changes them.
+        prefixes: what earlier requests of all models have left.
     """
 
-    def __init__(self, loaded: LoadedModel, prefill_chunk_tokens: int, max_batch: int, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prefill_chunk_tokens: int,
+        max_batch: int,
+        limits: EngineLimits,
+        prefixes: PrefixCaches,
+    ) -> None:
         self.name = loaded.name
         self.codec = loaded.codec
         self.weights_bytes = loaded.weights_bytes
@@ -87,6 +103,7 @@ class ResidentModel:
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.max_batch = max_batch
         self._module = loaded.module
+        self._prefixes = prefixes
         self._waiting: list[Running] = []
         self._lone: dict[str, tuple[Running, mlxlm.LoneDecode]] = {}
         self._rows: dict[int, Running] = {}
@@ -100,7 +117,9 @@ class ResidentModel:
         """Queue a request."""
         sampler = mlxlm.make_sampler(order.sampling, position=len(order.generated))
         text = self.codec.stream_text(order.stop)
-        self._waiting.append(Running(order, sampler, text, self.codec.end_ids, came_s=now_s, moved_s=now_s))
+        request = Running(order, sampler, text, self.codec.end_ids, came_s=now_s, moved_s=now_s)
+        request.reused = self._prefixes.reusable(self.name, request.tokens)
+        self._waiting.append(request)
 
     @property
     def requests(self) -> list[str]:
@@ -155,12 +174,16 @@ class ResidentModel:
             return None
         tokens = request.tokens
         if not request.cache:
-            request.cache = mlxlm.make_cache(self._module)
-        end = min(request.prefilled + chunk_tokens, len(tokens) - 1)
+            request.reused, request.cache = self._prefixes.begin(self.name, tokens)
+            request.prefilled = request.reused
+            request.cache = request.cache or mlxlm.make_cache(self._module)
+        end = self._chunk_end(request, chunk_tokens)
         if end > request.prefilled:
             mlxlm.prefill_chunk(self._module, request.cache, tokens[request.prefilled : end])
             request.prefilled = end
-            request.kv_bytes = mlxlm.cache_bytes(request.cache)
+            if end == request.order.shared_tokens:
+                self._prefixes.keep_copy(self.name, tokens[:end], request.cache)
+        request.kv_bytes = mlxlm.cache_bytes(request.cache)
         if request.prefilled == len(tokens) - 1:
             self._waiting.remove(request)
             request.prefilled = len(tokens)
@@ -171,12 +194,14 @@ class ResidentModel:
         """One token for everybody who decodes."""
         for request, lane in list(self._lone.values()):
             if not take(request, lane.step()):
-                self._drop_lone(request.order.request)
+                self._end_lone(request, lane)
         if self._batch and self._rows:
             ended = []
             for uid, token in self._batch.step():
                 if not take(self._rows[uid], token):
                     ended.append(uid)
+            for uid in ended:
+                self._keep(self._rows[uid], partial(self._batch.extract, uid))
             self._drop_rows(ended)
 
     def remove(self, requests: set[str]) -> list[str]:
@@ -218,6 +243,8 @@ class ResidentModel:
             most = min(chunk_tokens, self.granted_chunk_tokens(request))
             if request.cache or longest * (len(group) + 1) > most or self._begun + len(group) >= self.max_batch:
                 break
+            if self._prefixes.reusable(self.name, request.tokens):
+                break
             group.append(request)
         if len(group) < 2 or not mlxlm.is_mergeable(mlxlm.make_cache(self._module)):
             return False
@@ -228,6 +255,12 @@ class ResidentModel:
             request.uid = batch.insert(request.tokens, request.sampler)
             self._rows[request.uid] = request
         return True
+
+    def _chunk_end(self, request: Running, chunk_tokens: int) -> int:
+        """Where the next chunk ends: also where the shared part of the prompt does, so that it can be kept there."""
+        end = min(request.prefilled + chunk_tokens, len(request.tokens) - 1)
+        shared = request.order.shared_tokens if self._prefixes.enabled else 0
+        return shared if request.prefilled < shared < end else end
 
     def _join(self, request: Running, take: Take) -> None:
         mergeable = mlxlm.is_mergeable(request.cache)
@@ -258,6 +291,15 @@ class ResidentModel:
         if self._batch is None:
             self._batch = mlxlm.DecodeBatch(self._module, self.max_batch, self.prefill_chunk_tokens)
         return self._batch
+
+    def _end_lone(self, request: Running, lane: mlxlm.LoneDecode) -> None:
+        cache = lane.cache
+        self._drop_lone(request.order.request)
+        self._keep(request, lambda: cache)
+
+    def _keep(self, request: Running, take_cache: Callable[[], list[Any]]) -> None:
+        """Keep what a request that ended well has run: its prompt and all tokens of its answer."""
+        self._prefixes.keep(self.name, (*request.tokens, *request.answer), take_cache)
 
     def _drop_lone(self, request: str) -> None:
         running, lane = self._lone.pop(request)

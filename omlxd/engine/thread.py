@@ -22,7 +22,7 @@ from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
-from omlxd.engine.protocol import OverLimit, Plan, Post, TextCodec
+from omlxd.engine.protocol import OverLimit, Plan, Post, Sampled, TextCodec
 
 
 class EngineThread:
@@ -96,9 +96,9 @@ class EngineThread:
         """The highest `active` the sampler saw, inside steps too."""
         return self.sampler.peak_active_bytes
 
-    def sampled(self) -> tuple[int, int]:
-        """How often the sampler looked, and how often `active + cache` lay above the hard limit then."""
-        return self.sampler.samples, self.sampler.samples_over_hard
+    def sampled(self) -> Sampled:
+        """What the sampler has seen of `active + cache`."""
+        return self.sampler.sampled
 
     def codec(self, model: str) -> TextCodec | None:
         """The tokenizer of a model that was loaded at least once."""

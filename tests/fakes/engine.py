@@ -44,6 +44,7 @@ from omlxd.engine.protocol import (
     Prefilled,
     RequestFailed,
     RequestGone,
+    Sampled,
     TextCodec,
     Unloaded,
 )
@@ -227,8 +228,8 @@ class FakeEngine:
     def peak_bytes(self) -> int:
         return self.peak
 
-    def sampled(self) -> tuple[int, int]:
-        return 0, 0
+    def sampled(self) -> Sampled:
+        return Sampled()
 
     def codec(self, model: str) -> TextCodec | None:
         return self._codecs.get(model)

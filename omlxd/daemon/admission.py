@@ -259,4 +259,4 @@ class Door:
 
 def _is_behind_parked(entry: EnginePoolEntry, generation: Generation) -> bool:
     """Whether an older request to the same model is parked: it comes back first, perhaps before it stands here."""
-    return any(each.order < generation.order for each in entry.parked)
+    return any(each.order < generation.order and entry.takes(each.id) for each in entry.parked)

@@ -67,7 +67,9 @@ class EnginePool:
         engine: what runs the models; by default one thread with MLX.
         clock: monotonic seconds.
         emit: where events go.
-        load_wait_s: seconds a load may wait for busy models before it ends in Busy.
+        load_wait_s: seconds a load may wait for memory that nobody in the pool gives back before it ends in Busy.
+        fair_wait_s: seconds a load waits before models in use take nothing new, end what they have, and make way; None
+            for no turns: what is idle goes at once, and a model in use blocks a load for up to `load_wait_s`.
         drain_timeout_s: seconds that `unload` lets running requests go on.
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
@@ -88,6 +90,7 @@ class EnginePool:
         clock: Callable[[], float] = time.monotonic,
         emit: Emit | None = None,
         load_wait_s: float = 60.0,
+        fair_wait_s: float | None = 10.0,
         drain_timeout_s: float = 30.0,
         prefill_chunk_tokens: int = 256,
         max_batch: int = 32,
@@ -131,7 +134,7 @@ class EnginePool:
         self._max_waiting = max_waiting
         self._entries = {name: self._entry(name, source) for name, source in models.items()}
         self._aliases = {alias: name for name, entry in self._entries.items() for alias in entry.settings.aliases}
-        self._loads = LoadQueue(self, load_wait_s)
+        self._loads = LoadQueue(self, load_wait_s, fair_wait_s)
         self._ids = count(1)
         self._admitting = True
 
@@ -183,7 +186,8 @@ class EnginePool:
         Raises:
             UnknownModel: no such model.
             DoesNotFit: it can never fit; nothing was evicted.
-            Busy: others held its memory for `load_wait_s`; LoadCancelled, ShuttingDown: it was stopped.
+            Busy: memory that nobody gives back was missing for `load_wait_s`.
+            LoadCancelled, ShuttingDown: it was stopped.
             LoadFailed: its files do not make a model.
         """
         entry = self.resolve(name)

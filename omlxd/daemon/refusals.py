@@ -169,5 +169,11 @@ def still_busy(model: str, room: Room, waited_s: float) -> Busy:
     )
 
 
+def nobody_asks(model: str, room: Room) -> LoadCancelled:
+    """A load waits for models in use as long as somebody waits for it."""
+    who = ", ".join(f"`{name}`" for name in room.blockers) or "memory"
+    return cancelled(model, f"it would have to wait for {who}, and nobody asks for it any more")
+
+
 def _numbers(room: Room) -> dict[str, int]:
     return {"need_bytes": room.need_bytes, "used_bytes": room.used_bytes, "limit_bytes": room.limit_bytes}

@@ -174,6 +174,7 @@ class Generation:
         self._owner = owner
         self._clock = clock
         self._started_s = clock()
+        self.waits_since_s = self._started_s  # for its model, or for a place
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._first_tokens = 0
@@ -304,7 +305,8 @@ class Generation:
 
     def park(self) -> None:
         """Its memory is given back and its tokens are kept; it waits until they fit again."""
-        self.state, self.parked_at_s = RequestState.PARKED, self._clock()
+        self.state = RequestState.PARKED
+        self.parked_at_s = self.waits_since_s = self._clock()
         self.prefilled_tokens = 0
         self.parks += 1
 

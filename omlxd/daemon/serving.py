@@ -99,6 +99,8 @@ class Serving:
             if entry.state is EntryState.FAILED and request is not None:
                 await self._check_failed(entry)
             await self._pool.loads.join(entry, on_progress, request=request)
+            if request is None:
+                return  # it was loaded; that another load may want its memory already is no reason to load it again
 
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""

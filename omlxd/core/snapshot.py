@@ -144,10 +144,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that was considered, whether it was chosen, and why or why not."""
+    """A model (or one of its requests) that was considered, whether it was chosen, and why or why not."""
 
     model: str
     chosen: bool
     why: str
     weights_bytes: int
     last_used_s: float
+    request: str | None = None

@@ -115,7 +115,7 @@ class Dispatch:
             match event:
                 case Generated(request=request, text=text, tokens=tokens):
                     if (attempt := self._begun(request)) is not None:
-                        attempt.generation.push(text, tokens)
+                        attempt.generation.push(text, tokens, event.logprobs)
                         self._pool.growth.generated(attempt.entry.name, attempt.generation.id, tokens)
                 case Prefilled(request=request):
                     if (attempt := self._begun(request)) is not None:

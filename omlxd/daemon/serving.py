@@ -10,8 +10,9 @@ from omlxd.core.errors import EngineFailed, OmlxError
 from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.refusals import aborted, fresh, shutting_down, weights_alone
-from omlxd.daemon.request import Generation, Prompt, Wish, tokens_left
+from omlxd.daemon.request import Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
+from omlxd.daemon.wish import Prompt, Wish, tokens_left
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Serving:
             while not generation.ended:
                 if tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
                     tokens = await tokenize(self._threads, entry.name, asked, codec)
-                    generation.prompt_tokens = len(tokens)
+                    wish.check(codec.vocab_size)
+                    generation.prompt, generation.prompt_tokens = tokens, len(tokens)
                     tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
                     pool.door.check(entry, len(tokens))
                 await self.until_loaded(entry, request=generation.id)
@@ -106,7 +108,15 @@ class Serving:
         codec = self._pool.engine.codec(entry.name)
         context_length = codec.context_length if codec is not None else entry.context_length
         max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length)
-        return GenerationOrder(generation.id, entry.name, tokens, max_tokens, wish.sampling, wish.stop)
+        return GenerationOrder(
+            generation.id,
+            entry.name,
+            tokens,
+            max_tokens,
+            wish.sampling,
+            wish.stop,
+            top_logprobs=wish.top_logprobs,
+        )
 
     async def _check_failed(self, entry: EnginePoolEntry) -> None:
         """Answer with the reason of the last failure, unless that was a while ago or the files have changed since."""

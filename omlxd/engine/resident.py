@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omlxd.core.states import FinishReason
-from omlxd.engine import mlxlm
+from omlxd.engine import mlxlm, sampling
 from omlxd.engine.loader import LoadedModel
-from omlxd.engine.protocol import EngineLimits, GenerationOrder
+from omlxd.engine.protocol import EngineLimits, GenerationOrder, TokenLogprob
+from omlxd.engine.sampling import Sampler, ShapingSampler
 from omlxd.engine.text import StreamText
 
 
@@ -24,7 +25,7 @@ class Running:
     """A request on the engine's thread."""
 
     order: GenerationOrder
-    sampler: mlxlm.Sampler
+    sampler: Sampler
     text: StreamText
     end_ids: frozenset[int]
     prefilled: int = 0
@@ -44,6 +45,10 @@ class Running:
     def length_tokens(self) -> int:
         """Tokens in its KV cache while it decodes."""
         return len(self.order.prompt) + self.generated
+
+    def logprob(self) -> TokenLogprob | None:
+        """How likely the token was that was taken last, if that is to be told; asked for once per token."""
+        return self.sampler.report() if isinstance(self.sampler, ShapingSampler) else None
 
     def accept(self, token: int) -> tuple[str, FinishReason | None]:
         """Count a token and return the text that is certain now, and why the request is over if it is."""
@@ -94,7 +99,7 @@ class ResidentModel:
         self._waiting.append(
             Running(
                 order,
-                mlxlm.make_sampler(order.sampling, position=len(order.generated)),
+                sampling.sampler_of(order),
                 self.codec.stream_text(order.stop),
                 self.codec.end_ids,
             )

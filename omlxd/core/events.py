@@ -27,6 +27,7 @@ class EventName(StrEnum):
     CACHE_DROPPED = "cache_dropped"
     ENFORCER_ERROR = "enforcer_error"
     LOAD_WAITING = "load_waiting"
+    TURN_ENDED = "turn_ended"
     LOAD_STARTED = "load_started"
     LOAD_FINISHED = "load_finished"
     COSTS_LEARNED = "costs_learned"

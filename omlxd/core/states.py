@@ -66,7 +66,8 @@ class MemoryView:
     """Memory and limits as `status` shows them, in bytes.
 
     `committed` is what has been promised: weights of loaded, loading and unloading models, and KV caches with the
-    blocks they grow into; `unaccounted` is what is used and belongs to no model.
+    blocks they grow into; `prefix_cache` is what ended requests have left for later ones, reclaimable at any time;
+    `unaccounted` is what is used and belongs to no model.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
     the hard limit then; the second stays 0 while the limit holds.
     """
@@ -86,6 +87,7 @@ class MemoryView:
     system_available: int
     samples: int = 0
     over_hard_samples: int = 0
+    prefix_cache: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from omlxd.core.errors import OmlxError, RequestAborted
+from omlxd.core.errors import DoesNotFit, InvalidRequest, OmlxError, RequestAborted
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading
 from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
+from omlxd.daemon.refusals import decision_behind
 from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import (
     CacheDropped,
@@ -97,17 +98,23 @@ class Dispatch:
         return [attempt.gone for attempt in attempts]
 
     def tell_end(self, generation: Generation, error: OmlxError) -> None:
-        """Emit how a request ended badly."""
-        aborted = isinstance(error, RequestAborted)
-        self._emit(
-            Event(
-                EventName.REQUEST_ABORTED if aborted else EventName.REQUEST_FAILED,
-                EventLevel.INFO if aborted else EventLevel.WARNING,
-                model=generation.model,
-                request=generation.id,
-                fields={"error": error.to_json(), "generated_tokens": generation.generated_tokens},
-            )
-        )
+        """Emit how a request ended badly, and set it down to the decision that ended it."""
+        decision = decision_behind(error)
+        if decision is not None:
+            self._pool.decisions.cost(decision, generation.id)
+        name = EventName.REQUEST_FAILED
+        if isinstance(error, RequestAborted):
+            name = EventName.REQUEST_ABORTED
+        elif isinstance(error, InvalidRequest | DoesNotFit):
+            name = EventName.REQUEST_REFUSED
+        level = EventLevel.WARNING if name is EventName.REQUEST_FAILED else EventLevel.INFO
+        fields = {
+            "error": error.to_json(),
+            "prompt_tokens": generation.prompt_tokens,
+            "generated_tokens": generation.generated_tokens,
+            "age_s": generation.age_s,
+        }
+        self._emit(Event(name, level, model=generation.model, request=generation.id, decision=decision, fields=fields))
 
     def handle(self, events: Sequence[EngineEvent]) -> None:
         """Apply a batch of events, in order."""
@@ -136,8 +143,8 @@ class Dispatch:
 
     def _prefilled(self, attempt: Attempt, event: Prefilled) -> None:
         pool, generation = self._pool, attempt.generation
-        learn_from(pool, attempt.entry, event, event.done - generation.prefilled_tokens)
-        generation.prefilled(event.done)
+        learn_from(pool, attempt.entry, event, event.done - max(generation.prefilled_tokens, event.reused))
+        generation.prefilled(event.done, event.reused)
         if event.done >= event.total:
             pool.ledger.prefilled(attempt.entry.name, generation.id)
             pool.door.wake()
@@ -185,7 +192,9 @@ class Dispatch:
             entry.unloaded.set_result(None)
         entry.unloaded = None
         self._pool.loads.unloaded(entry, reading)
-        self._emit(Event(EventName.UNLOADED, model=entry.name, fields={"active_bytes": reading.active_bytes}))
+        decision, entry.unloaded_by = entry.unloaded_by, None
+        fields = {"active_bytes": reading.active_bytes}
+        self._emit(Event(EventName.UNLOADED, model=entry.name, decision=decision, fields=fields))
 
     def _begun(self, request: str) -> Attempt | None:
         attempt = self._attempts.get(request)
@@ -193,10 +202,9 @@ class Dispatch:
             return None
         if not attempt.started:
             attempt.started = True
-            fields = {"prompt_tokens": attempt.generation.prompt_tokens}
-            self._emit(
-                Event(EventName.REQUEST_STARTED, model=attempt.entry.name, request=attempt.generation.id, fields=fields)
-            )
+            generation = attempt.generation
+            fields = {"prompt_tokens": generation.prompt_tokens, "waited_s": generation.age_s}
+            self._emit(Event(EventName.REQUEST_STARTED, model=attempt.entry.name, request=generation.id, fields=fields))
         return attempt
 
     def _finished(self, event: Finished) -> None:
@@ -210,6 +218,7 @@ class Dispatch:
                 "generated_tokens": generation.generated_tokens,
                 "first_token_s": generation.first_token_s,
                 "tokens_per_s": generation.tokens_per_s,
+                "age_s": generation.age_s,
             }
             self._emit(
                 Event(EventName.REQUEST_FINISHED, model=attempt.entry.name, request=generation.id, fields=fields)

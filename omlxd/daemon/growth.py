@@ -114,7 +114,8 @@ class Growth:
         reason = f"{need} and would pass {hard}, and nobody else can give way"
         before = pool.engine.read()
         async with pool.lock:
-            await pool.abort_requests(model, aborted(model, reason))
+            decision = pool.decisions.begin()
+            await pool.abort_requests(model, aborted(model, reason, decision))
             after = await pool.read_rest() or pool.engine.read()
         record = DecisionRecord(
             trigger="block",
@@ -125,6 +126,7 @@ class Growth:
             before=before,
             after=after,
             duration_s=pool.clock() - begun_s,
+            decision=decision,
         )
         pool.decisions.add(record, pool.limits)
 

@@ -17,7 +17,8 @@ from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry, LoadReport
 from omlxd.daemon.load_room import LoadRoom
 from omlxd.daemon.load_ticket import LoadTicket, OnProgress
-from omlxd.daemon.refusals import cancelled, fresh, larger_than_predicted, shutting_down
+from omlxd.daemon.refusals import cancelled, decision_behind, fresh, larger_than_predicted, shutting_down
+from omlxd.daemon.turn import Turn
 from omlxd.engine.protocol import LoadOrder, ModelInfo
 
 if TYPE_CHECKING:
@@ -29,28 +30,36 @@ class LoadQueue:
 
     Args:
         pool: whose entries are loaded.
-        load_wait_s: seconds a load may wait for room before it ends in Busy.
+        load_wait_s: seconds a load may wait for memory that nobody gives back before it ends in Busy.
+        fair_wait_s: seconds a load waits before models in use make way for it; None for no turns.
     """
 
-    def __init__(self, pool: EnginePool, load_wait_s: float) -> None:
+    def __init__(self, pool: EnginePool, load_wait_s: float, fair_wait_s: float | None) -> None:
         self._pool = pool
-        self._room = LoadRoom(pool, load_wait_s)
+        self._room = LoadRoom(pool, load_wait_s, fair_wait_s)
         self._queue: deque[LoadTicket] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._ids = count(1)
 
-    async def join(self, entry: EnginePoolEntry, on_progress: OnProgress | None = None) -> None:
+    async def join(
+        self, entry: EnginePoolEntry, on_progress: OnProgress | None = None, *, request: str | None = None
+    ) -> None:
         """Wait until the entry is loaded, by a load that is under way or a new one; cancelling the wait leaves it be.
+
+        Args:
+            request: who wants it; None when the model itself is wanted, and not only an answer of it.
 
         Raises:
             DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
         """
-        ticket = entry.ticket or self._enqueue(entry)
+        ticket = entry.ticket or self._enqueue(entry, request)
+        ticket.by_user = ticket.by_user or request is None
         if on_progress is not None:
             ticket.listeners.append(on_progress)
             on_progress(ticket.status)
         try:
-            await asyncio.shield(ticket.result)
+            with ticket.asked():
+                await asyncio.shield(ticket.result)
         except OmlxError as error:
             raise fresh(error) from None
         finally:
@@ -97,6 +106,7 @@ class LoadQueue:
         else:
             entry.state = EntryState.LOADED
             entry.context_length = info.context_length
+            entry.turn = Turn(entry.clock(), frozenset(entry.requests), kept=ticket.by_user)
             link.wanted.resident.add(entry.name)
             entry.last_load = LoadReport(info.load_s, tuple(ticket.evicted))
             figures = {"weights_bytes": info.weights_bytes, "load_s": info.load_s, "evicted": list(ticket.evicted)}
@@ -168,8 +178,9 @@ class LoadQueue:
             self._queue.remove(ticket)
             self._finish(ticket, ticket.cancelled)
 
-    def _enqueue(self, entry: EnginePoolEntry) -> LoadTicket:
+    def _enqueue(self, entry: EnginePoolEntry, request: str | None) -> LoadTicket:
         ticket = entry.ticket = LoadTicket(entry, next(self._ids), self._stop)
+        ticket.for_request = request
         if entry.state is EntryState.FAILED:
             entry.state = EntryState.UNLOADED
         entry.error = None
@@ -238,7 +249,8 @@ class LoadQueue:
         link.changed()
         self._pool.ledger.reserve_weights(entry.name, entry.weights_bytes or 0)
         ticket.tell(None)
-        self._emit(EventName.LOAD_STARTED, entry, {"weights_bytes": order.weights_bytes, "path": order.path})
+        figures = {"weights_bytes": order.weights_bytes, "path": order.path}
+        self._emit(EventName.LOAD_STARTED, entry, figures, request=ticket.for_request)
 
     def _finish(self, ticket: LoadTicket, error: OmlxError | None) -> None:
         """End the ticket once, and leave the entry as its end says: loaded, failed, or unloaded with the reason."""
@@ -258,7 +270,8 @@ class LoadQueue:
     def _give_up(self, entry: EnginePoolEntry, error: OmlxError) -> None:
         entry.error = fresh(error)
         if isinstance(error, LoadCancelled | ShuttingDown):
-            self._emit(EventName.LOAD_CANCELLED, entry, {"reason": error.message})
+            fields = {"reason": error.message}
+            self._emit(EventName.LOAD_CANCELLED, entry, fields, decision=decision_behind(error))
             return
         if not isinstance(error, Busy | DoesNotFit):
             entry.state, entry.failed_at_s = EntryState.FAILED, entry.clock()
@@ -266,6 +279,13 @@ class LoadQueue:
         self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_json()}, level)
 
     def _emit(
-        self, name: EventName, entry: EnginePoolEntry, fields: Mapping[str, Any], level: EventLevel = EventLevel.INFO
+        self,
+        name: EventName,
+        entry: EnginePoolEntry,
+        fields: Mapping[str, Any],
+        level: EventLevel = EventLevel.INFO,
+        *,
+        request: str | None = None,
+        decision: str | None = None,
     ) -> None:
-        self._pool.emit(Event(name, level, model=entry.name, fields=fields))
+        self._pool.emit(Event(name, level, model=entry.name, request=request, decision=decision, fields=fields))

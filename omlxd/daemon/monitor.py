@@ -23,7 +23,8 @@ class MemoryMonitor:
         """Memory and limits now, in bytes; perhaps in the middle of a step."""
         pool = self._pool
         reading, limits = pool.engine.read(), pool.limits
-        entries = pool.snapshot(reading).entries
+        snapshot = pool.snapshot(reading)
+        entries = snapshot.entries
         held_bytes = sum(entry.held_bytes for entry in entries)
         samples, over_hard_samples = pool.engine.sampled()
         return MemoryView(
@@ -34,7 +35,7 @@ class MemoryMonitor:
             base=reading.base_bytes,
             peak=max(pool.engine.peak_bytes(), reading.active_bytes),
             committed=sum(entry.committed_bytes for entry in entries),
-            unaccounted=max(0, reading.used_bytes - held_bytes),
+            unaccounted=max(0, reading.used_bytes - snapshot.prefix_bytes - held_bytes),
             soft_limit=limits.soft_bytes,
             hard_limit=limits.hard_bytes,
             binding=limits.binding,
@@ -42,6 +43,7 @@ class MemoryMonitor:
             system_available=reading.system_available_bytes,
             samples=samples,
             over_hard_samples=over_hard_samples,
+            prefix_cache=snapshot.prefix_bytes,
         )
 
     def enforcer(self) -> EnforcerView:
@@ -54,12 +56,16 @@ class MemoryMonitor:
     def model(self, name: str) -> ModelView:
         """One model; raises UnknownModel."""
         entry = self._pool.resolve(name)
-        return self._view(entry, self._pool.engine.kv_bytes().get(entry.name, 0))
+        engine = self._pool.engine
+        return self._view(entry, engine.kv_bytes().get(entry.name, 0), engine.prefix_bytes().get(entry.name, 0))
 
     def models(self) -> tuple[ModelView, ...]:
         """All models, in the manifest's order."""
-        kv_bytes = self._pool.engine.kv_bytes()
-        return tuple(self._view(entry, kv_bytes.get(entry.name, 0)) for entry in self._pool.entries.values())
+        kv_bytes, prefix_bytes = self._pool.engine.kv_bytes(), self._pool.engine.prefix_bytes()
+        return tuple(
+            self._view(entry, kv_bytes.get(name, 0), prefix_bytes.get(name, 0))
+            for name, entry in self._pool.entries.items()
+        )
 
     def requests(self) -> tuple[RequestView, ...]:
         """The generations in flight."""
@@ -77,7 +83,7 @@ class MemoryMonitor:
         """Seconds since the engine's last finished step while it has work; 0.0 when idle."""
         return self._pool.engine.stalled_s()
 
-    def _view(self, entry: EnginePoolEntry, kv_bytes: int) -> ModelView:
+    def _view(self, entry: EnginePoolEntry, kv_bytes: int, prefix_bytes: int) -> ModelView:
         now_s, used_s = self._pool.clock(), entry.last_used
         promised_bytes = self._pool.ledger.share(entry.name).committed_bytes
         return ModelView(
@@ -88,7 +94,7 @@ class MemoryMonitor:
             path=entry.settings.path or entry.settings.repo or "",
             weights_bytes=entry.weights_bytes,
             kv_bytes=kv_bytes,
-            prefix_cache_bytes=0,
+            prefix_cache_bytes=prefix_bytes,
             committed_bytes=entry.snapshot(now_s, kv_bytes, promised_bytes).committed_bytes,
             running=entry.running,
             waiting=len(entry.requests) - entry.running,

@@ -34,7 +34,8 @@ from omlxd.daemon.link import EngineLink
 from omlxd.daemon.load_ticket import OnProgress
 from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
-from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wait, unknown
+from omlxd.daemon.prefix import PrefixBudget
+from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
 from omlxd.daemon.request import Generation
 from omlxd.daemon.serving import Serving
 from omlxd.daemon.wish import Options, check_prompt, check_wish
@@ -66,11 +67,15 @@ class EnginePool:
         engine: what runs the models; by default one thread with MLX.
         clock: monotonic seconds.
         emit: where events go.
-        load_wait_s: seconds a load may wait for busy models before it ends in Busy.
+        load_wait_s: seconds a load may wait for memory that nobody in the pool gives back before it ends in Busy.
+        fair_wait_s: seconds a load waits before models in use take nothing new, end what they have, and make way; None
+            for no turns: what is idle goes at once, and a model in use blocks a load for up to `load_wait_s`.
         drain_timeout_s: seconds that `unload` lets running requests go on.
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
+        prefix_cache_bytes: what ended requests may leave for prompts that begin the same way, all models together;
+            None for an eighth of the limit. It only ever takes what nobody else needs.
         read_folder: reads a model's files before it is loaded.
         fingerprint: tells whether they have changed since.
         costs_of: predicts what a model's requests take.
@@ -84,10 +89,12 @@ class EnginePool:
         clock: Callable[[], float] = time.monotonic,
         emit: Emit | None = None,
         load_wait_s: float = 60.0,
+        fair_wait_s: float | None = 10.0,
         drain_timeout_s: float = 30.0,
         prefill_chunk_tokens: int = 256,
         max_batch: int = 32,
         max_waiting: int = 256,
+        prefix_cache_bytes: int | None = None,
         read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
         fingerprint: Callable[[ModelSettings], str | None] | None = None,
         costs_of: CostsOf = costs_of_files,
@@ -106,8 +113,13 @@ class EnginePool:
         self.decisions = DecisionLog(self.emit)
         self.ledger = Ledger(max_batch)
         self.dispatch = Dispatch(self)
+        self.prefix = PrefixBudget(self, prefix_cache_bytes)
         self.link = EngineLink(
-            engine, self.dispatch.handle, prefill_chunk_tokens=prefill_chunk_tokens, max_batch=max_batch
+            engine,
+            self.dispatch.handle,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            max_batch=max_batch,
+            prefix_budget=self.prefix.bytes_now,
         )
         self.on_over_limit: Callable[[OverLimit], None] | None = None
         self.on_engine_started: Callable[[], None] | None = None
@@ -120,7 +132,7 @@ class EnginePool:
         self._max_waiting = max_waiting
         self._entries = {name: self._entry(name, source) for name, source in models.items()}
         self._aliases = {alias: name for name, entry in self._entries.items() for alias in entry.settings.aliases}
-        self._loads = LoadQueue(self, load_wait_s)
+        self._loads = LoadQueue(self, load_wait_s, fair_wait_s)
         self._ids = count(1)
         self._admitting = True
 
@@ -172,7 +184,8 @@ class EnginePool:
         Raises:
             UnknownModel: no such model.
             DoesNotFit: it can never fit; nothing was evicted.
-            Busy: others held its memory for `load_wait_s`; LoadCancelled, ShuttingDown: it was stopped.
+            Busy: memory that nobody gives back was missing for `load_wait_s`.
+            LoadCancelled, ShuttingDown: it was stopped.
             LoadFailed: its files do not make a model.
         """
         entry = self.resolve(name)
@@ -278,9 +291,10 @@ class EnginePool:
 
     def snapshot(self, reading: MemoryReading) -> Snapshot:
         """What a decision may depend on, now."""
-        now_s, kv_bytes = self.clock(), self.engine.kv_bytes()
+        now_s, kv_bytes, prefix_bytes = self.clock(), self.engine.kv_bytes(), self.engine.prefix_bytes()
+        promised = self.ledger.share
         entries = tuple(
-            entry.snapshot(now_s, kv_bytes.get(name, 0), self.ledger.share(name).committed_bytes)
+            entry.snapshot(now_s, kv_bytes.get(name, 0), promised(name).committed_bytes, prefix_bytes.get(name, 0))
             for name, entry in self._entries.items()
         )
         return Snapshot(now_s, reading, entries)
@@ -302,6 +316,7 @@ class EnginePool:
         entry = self._entries[name]
         if entry.state is EntryState.LOADED:
             entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
+            entry.unloaded_by = decision_behind(error)
             self.link.wanted.resident.discard(name)
             self.dispatch.take_out(name, error)
             self.link.changed()
@@ -320,6 +335,10 @@ class EnginePool:
         """Stop the model's load at its next step; returns when its memory is back, False when there was none."""
         self.link.release()
         return await self._loads.cancel(self._entries[name], error)
+
+    async def trim_prefix_caches(self, keep_bytes: int) -> None:
+        """Shrink the prefix caches of all models together to `keep_bytes`; returns when their memory is back."""
+        await self.prefix.trim(keep_bytes)
 
     def notify(self) -> None:
         """Something changed that somebody may be waiting for."""

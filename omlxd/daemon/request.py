@@ -43,6 +43,8 @@ class Generation:
         state: waiting, prefill, decode, finished or aborted.
         prompt: its token ids, once they are known.
         prompt_tokens, prefilled_tokens, generated_tokens: counts so far.
+        reused_tokens: how many of the prompt's tokens an earlier request had run.
+        shared_tokens: how many of them are likely to begin other prompts too.
         finish_reason: set when it ended well.
         error: set when it did not.
     """
@@ -54,6 +56,8 @@ class Generation:
         self.prompt: tuple[int, ...] = ()
         self.prompt_tokens = 0
         self.prefilled_tokens = 0
+        self.reused_tokens = 0
+        self.shared_tokens = 0
         self.generated_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.error: OmlxError | None = None
@@ -61,6 +65,7 @@ class Generation:
         self._owner = owner
         self._clock = clock
         self._started_s = clock()
+        self.waits_since_s = self._started_s  # for its model, or for a place
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._first_tokens = 0
@@ -80,6 +85,11 @@ class Generation:
         return None if self._first_s is None else self._first_s - self._started_s
 
     @property
+    def age_s(self) -> float:
+        """Seconds since it came."""
+        return self._clock() - self._started_s
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Decode speed, without the first token's wait; None while there is too little to tell."""
         later = self.generated_tokens - self._first_tokens
@@ -96,7 +106,7 @@ class Generation:
             prompt_tokens=self.prompt_tokens,
             prefilled_tokens=self.prefilled_tokens,
             generated_tokens=self.generated_tokens,
-            age_s=self._clock() - self._started_s,
+            age_s=self.age_s,
         )
 
     def __aiter__(self) -> Generation:
@@ -153,10 +163,12 @@ class Generation:
 
     # What follows is for the pool, on the event loop's thread.
 
-    def prefilled(self, done: int) -> None:
-        """`done` tokens of the prompt have been run."""
+    def prefilled(self, done: int, reused: int = 0) -> None:
+        """`done` tokens of the prompt have been run, the first `reused` of them by an earlier request."""
         if not self.ended:
             self.prefilled_tokens = done
+            if not self.generated_tokens:
+                self.reused_tokens = reused
             self.state = RequestState.PREFILL
 
     def push(self, text: str, tokens: int, logprobs: tuple[TokenLogprob, ...] = ()) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from omlxd.core.errors import EngineFailed, OmlxError
+from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.refusals import aborted, fresh, shutting_down, weights_alone
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from omlxd.daemon.load_ticket import OnProgress
     from omlxd.daemon.pool import EnginePool
 
+_NOT_READY = {
+    EntryState.UNLOADED: "is not loaded",
+    EntryState.LOADING: "is being loaded",
+    EntryState.LOADED: "is about to be unloaded",
+    EntryState.UNLOADING: "is being unloaded",
+    EntryState.FAILED: "failed to load before",
+}
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
 
 
@@ -63,7 +71,9 @@ class Serving:
                 continue
             if entry.state is EntryState.FAILED and request is not None:
                 await self._check_failed(entry)
-            await self._pool.loads.join(entry, on_progress)
+            await self._pool.loads.join(entry, on_progress, request=request)
+            if request is None:
+                return  # it was loaded; that another load may want its memory already is no reason to load it again
 
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""
@@ -80,14 +90,19 @@ class Serving:
         """The life of one request; it goes round again when its model was evicted before its first step."""
         pool = self._pool
         tokens: tuple[int, ...] | None = None
+        told = False
         try:
             while not generation.ended:
                 if tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
-                    tokens = await tokenize(self._threads, entry.name, asked, codec)
+                    encoded = await tokenize(self._threads, entry.name, asked, codec)
                     wish.check(codec.vocab_size)
+                    tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
                     generation.prompt, generation.prompt_tokens = tokens, len(tokens)
                     tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
                     pool.door.check(entry, len(tokens))
+                if not entry.takes(generation.id) and not told:
+                    told = True
+                    self._tell_waiting(entry, generation)
                 await self.until_loaded(entry, request=generation.id)
                 if tokens is None or not entry.takes(generation.id):
                     continue  # the tokenizer is there now; or it was evicted between its load and now
@@ -115,8 +130,13 @@ class Serving:
             max_tokens,
             wish.sampling,
             wish.stop,
+            shared_tokens=generation.shared_tokens,
             top_logprobs=wish.top_logprobs,
         )
+
+    def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:
+        fields = {"reason": f"`{entry.name}` {_NOT_READY[entry.state]}"}
+        self._pool.emit(Event(EventName.REQUEST_WAITING, model=entry.name, request=generation.id, fields=fields))
 
     async def _check_failed(self, entry: EnginePoolEntry) -> None:
         """Answer with the reason of the last failure, unless that was a while ago or the files have changed since."""

@@ -9,11 +9,20 @@ from random import getrandbits
 from typing import Any, TypedDict
 
 from omlxd.core.errors import ContextExceeded, InvalidRequest
+from omlxd.daemon.system_segment import system_tokens
 from omlxd.engine.protocol import Sampling, TextCodec
 
 DEFAULT_MAX_TOKENS = 4096
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt as tokens; the first `shared_tokens` of them are likely to begin other prompts too."""
+
+    tokens: tuple[int, ...]
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Prompt:
         called = [call for message in self.messages for call in message.get("tool_calls", ())]
         return spoken + sum(len(json.dumps(each)) for each in (*called, *self.tools))
 
-    def encode(self, codec: TextCodec) -> tuple[int, ...]:
+    def encode(self, codec: TextCodec) -> Encoded:
         """The prompt's tokens, all within the vocabulary; slow for long prompts, so call it in a thread.
 
         Raises:
@@ -55,7 +64,7 @@ class Prompt:
         worst = max(tokens) if min(tokens) >= 0 else min(tokens)
         if not 0 <= worst < codec.vocab_size:
             raise _beyond_vocabulary(worst, codec.vocab_size, "prompt")
-        return tokens
+        return Encoded(tokens, system_tokens(self.messages or (), tokens, codec, self.tools))
 
 
 def check_prompt(

@@ -87,7 +87,7 @@ class EngineThread:
 
     def prefix_bytes(self) -> Mapping[str, int]:
         """Bytes in the prefix cache of each resident model."""
-        return self._executor.prefix_bytes
+        return self._executor.prefixes.by_model
 
     def peak_bytes(self) -> int:
         """The highest `active` the sampler saw, inside steps too."""

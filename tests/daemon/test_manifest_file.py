@@ -44,9 +44,11 @@ def test_every_key_arrives_in_its_own_unit() -> None:
         prefill_memory_guard = false
         drain_timeout = 5
         load_timeout = "1m30s"
+        fair_wait = "4s"
         prefill_chunk = 512
         max_batch = 4
         max_waiting = 0
+        prefix_cache = "1G"
         log_level = "debug"
         log_max_size = "1M"
         log_backups = 0
@@ -72,9 +74,11 @@ def test_every_key_arrives_in_its_own_unit() -> None:
             prefill_memory_guard=False,
             drain_timeout_s=5.0,
             load_timeout_s=90.0,
+            fair_wait_s=4.0,
             prefill_chunk_tokens=512,
             max_batch=4,
             max_waiting=0,
+            prefix_cache="1G",
             log_level="debug",
             log_max_size_bytes=2**20,
             log_backups=0,

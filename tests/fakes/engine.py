@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from omlxd.core.errors import DoesNotFit, EngineFailed, InvalidRequest, LoadCancelled, LoadFailed, OmlxError
 from omlxd.core.memory import MemoryReading
+from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
 from omlxd.core.reply import ANSWER, TOOL_CALL, ReplyFormat, Transitions
 from omlxd.core.states import FinishReason
 from omlxd.engine.protocol import (
@@ -102,6 +103,7 @@ class _Running:
     prefilled: int = 0
     generated: int = 0
     text: str = ""
+    reused: int = 0
 
     def __post_init__(self) -> None:
         self.generated = len(self.order.generated)
@@ -197,6 +199,7 @@ class FakeEngine:
         self._load: _Loading | None = None
         self._last_order = 0
         self._ended: set[str] = set()
+        self._prefixes = PrefixIndex[None]()
         self._asked_blocks: dict[str, int] = {}
         self._dropped = 0
         self._paused_seq: int | None = None
@@ -251,7 +254,8 @@ class FakeEngine:
             return {name: self._kv(model) for name, model in self._models.items()}
 
     def prefix_bytes(self) -> Mapping[str, int]:
-        return {}
+        with self._wake:
+            return self._prefixes.by_model()
 
     def peak_bytes(self) -> int:
         return self.peak
@@ -289,7 +293,7 @@ class FakeEngine:
 
     @property
     def active_bytes(self) -> int:
-        """Weights, what a load has brought so far, KV caches and the leak."""
+        """Weights, what a load has brought so far, KV caches, kept prefixes and the leak."""
         return self._reading().active_bytes
 
     def step(self) -> bool:
@@ -346,6 +350,7 @@ class FakeEngine:
         if self._plan.granted_tokens != self._seen.granted_tokens:
             self._asked_blocks.clear()
         plan = self._seen = self._plan
+        self._prefixes.shrink(plan.prefix_cache_bytes)
         if plan.cache_drops > self._dropped:
             self._dropped = plan.cache_drops
             self._drop_cache()
@@ -382,6 +387,7 @@ class FakeEngine:
         for request in self._models.pop(name).requests:
             self._ended.add(request)
             self._send(RequestGone, request)
+        self._prefixes.drop(name)
         self._send(Unloaded, name, self._reading())
 
     def _work(self) -> bool:
@@ -448,6 +454,8 @@ class FakeEngine:
 
     def _run_request(self, model: _Loaded, running: _Running) -> None:
         order, total = running.order, running.total
+        if not running.prefilled:
+            running.prefilled = running.reused = self._reusable((*order.prompt, *order.generated), order.model)
         if running.prefilled < total:
             chunk = order.prefill_chunk_tokens or self._plan.prefill_chunk_tokens
             before, running.prefilled = running.prefilled, min(total, running.prefilled + chunk)
@@ -455,7 +463,7 @@ class FakeEngine:
             self.peak = max(self.peak, self._reading().active_bytes + transient_bytes)
             kv_bytes = running.tokens * self._kv_bytes_per_token
             measured = (transient_bytes, kv_bytes) if self.measures_prefill else (0, 0)
-            self._send(Prefilled, order.request, running.prefilled, total, *measured)
+            self._send(Prefilled, order.request, running.prefilled, total, *measured, running.reused)
             return
         number, script = running.generated, self.script
         word = script[number] if script else f"tok{number} "
@@ -474,8 +482,20 @@ class FakeEngine:
         elif running.generated >= order.max_tokens:
             self._finish(model, order.request, FinishReason.LENGTH)
 
+    def _reusable(self, tokens: tuple[int, ...], model: str) -> int:
+        """How many of the tokens an earlier request has left; its last one is always run."""
+        found = self._prefixes.find(model, tokens[:-1])
+        if found is None or found[1] < LEAST_TOKENS:
+            return 0
+        self._prefixes.touch(found[0])
+        return found[1]
+
     def _finish(self, model: _Loaded, request: str, reason: FinishReason) -> None:
+        order, generated = model.requests[request].order, model.requests[request].generated
         del model.requests[request]
+        if (length := len(order.prompt) + generated) >= LEAST_TOKENS:
+            kept, nbytes = (*order.prompt, *range(generated)), length * self._kv_bytes_per_token
+            self._prefixes.add(order.model, kept, nbytes, True, lambda: None, self._plan.prefix_cache_bytes)
         self._ended.add(request)
         self._send(Finished, request, reason)
 
@@ -505,6 +525,7 @@ class FakeEngine:
         for model in self._models.values():
             self._fail_all(model, closing)
         self._models.clear()
+        self._prefixes.shrink(0)
         if self._load is not None:
             self._end_load(closing)
         self.hold_rests = False
@@ -519,6 +540,7 @@ class FakeEngine:
     def _reading(self, at_rest: bool = True) -> MemoryReading:
         active_bytes = self.leak_bytes + (self._load.done_bytes if self._load is not None else 0)
         active_bytes += sum(model.weights_bytes + self._kv(model) for model in self._models.values())
+        active_bytes += self._prefixes.nbytes
         return MemoryReading(
             active_bytes=active_bytes,
             cache_bytes=self.cache_bytes,

@@ -37,6 +37,9 @@ max_memory = "auto"
 #load_timeout = "60s"
 #fair_wait = "10s"
 
+# How long the engine may take no step while it has work, before `/health` calls it a stall.
+#stall_timeout = "60s"
+
 # Tokens of one prefill step; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256
 #max_batch = 32

@@ -69,7 +69,7 @@ class MemoryView:
     blocks they grow into; `prefix_cache` is what ended requests have left for later ones, reclaimable at any time;
     `unaccounted` is what is used and belongs to no model.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
-    the hard limit then; the second stays 0 while the limit holds.
+    the hard limit then, and `over_hard_bytes` by how much at worst; both stay 0 while the limit holds.
     """
 
     used: int
@@ -87,6 +87,7 @@ class MemoryView:
     system_available: int
     samples: int = 0
     over_hard_samples: int = 0
+    over_hard_bytes: int = 0
     prefix_cache: int = 0
 
 

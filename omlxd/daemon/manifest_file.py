@@ -280,6 +280,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
             drain_timeout_s=daemon.drain_timeout,
             load_timeout_s=daemon.load_timeout,
             fair_wait_s=daemon.fair_wait,
+            stall_timeout_s=daemon.stall_timeout,
             prefill_chunk_tokens=daemon.prefill_chunk,
             max_batch=daemon.max_batch,
             max_waiting=daemon.max_waiting,

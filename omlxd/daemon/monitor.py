@@ -26,7 +26,7 @@ class MemoryMonitor:
         snapshot = pool.snapshot(reading)
         entries = snapshot.entries
         held_bytes = sum(entry.held_bytes for entry in entries)
-        samples, over_hard_samples = pool.engine.sampled()
+        sampled = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,
             active=reading.active_bytes,
@@ -41,8 +41,9 @@ class MemoryMonitor:
             binding=limits.binding,
             system_total=reading.system_total_bytes,
             system_available=reading.system_available_bytes,
-            samples=samples,
-            over_hard_samples=over_hard_samples,
+            samples=sampled.samples,
+            over_hard_samples=sampled.over_hard_samples,
+            over_hard_bytes=sampled.over_hard_bytes,
             prefix_cache=snapshot.prefix_bytes,
         )
 

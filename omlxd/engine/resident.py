@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 from omlxd.core.states import FinishReason
-from omlxd.engine import mlxlm
+from omlxd.engine import mlxlm, sampling
 from omlxd.engine.loader import LoadedModel
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.protocol import EngineLimits, GenerationOrder
+from omlxd.engine.protocol import EngineLimits, GenerationOrder, TokenLogprob
+from omlxd.engine.sampling import Sampler, ShapingSampler
 from omlxd.engine.text import StreamText
 
 
@@ -29,7 +30,7 @@ class Running:
     """
 
     order: GenerationOrder
-    sampler: mlxlm.Sampler
+    sampler: Sampler
     text: StreamText
     end_ids: frozenset[int]
     came_s: float = 0.0
@@ -63,6 +64,10 @@ class Running:
     def history(self) -> tuple[int, ...]:
         """All tokens so far, the last of the answer included."""
         return (*self.tokens, *self.answer)
+
+    def logprob(self) -> TokenLogprob | None:
+        """How likely the token was that was taken last, if that is to be told; asked for once per token."""
+        return self.sampler.report() if isinstance(self.sampler, ShapingSampler) else None
 
     def accept(self, token: int) -> tuple[str, FinishReason | None]:
         """Count a token and return the text that is certain now, and why the request is over if it is."""
@@ -120,7 +125,7 @@ class ResidentModel:
 
     def add(self, order: GenerationOrder, now_s: float) -> None:
         """Queue a request."""
-        sampler = mlxlm.make_sampler(order.sampling, position=len(order.generated))
+        sampler = sampling.sampler_of(order)
         text = self.codec.stream_text(order.stop)
         request = Running(order, sampler, text, self.codec.end_ids, came_s=now_s, moved_s=now_s)
         request.reused = self._prefixes.reusable(self.name, request.tokens)

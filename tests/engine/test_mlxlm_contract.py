@@ -11,6 +11,7 @@ import pytest
 
 from omlxd.engine import mlxlm
 from omlxd.engine.protocol import Sampling
+from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread, reference
 
 pytestmark = pytest.mark.mlx
@@ -74,7 +75,7 @@ def test_removed_rows_give_their_memory_back_at_once(tiny_model: Callable[..., P
         for length in (1500, 20, 20, 20):
             cache = mlxlm.make_cache(model)
             mlxlm.prefill_chunk(model, cache, [7] * length)
-            uids.append(batch.insert([5], mlxlm.make_sampler(Sampling()), cache, [7] * length))
+            uids.append(batch.insert([5], make_sampler(Sampling()), cache, [7] * length))
             del cache
             batch.step()
         batch.step()
@@ -98,7 +99,7 @@ def test_a_lone_request_moves_into_a_batch_at_any_step(tiny_model: Callable[...,
 
     def work(at: int) -> list[int]:
         model, _ = mlxlm.load_lazy(path)
-        cache, sampler = mlxlm.make_cache(model), mlxlm.make_sampler(Sampling())
+        cache, sampler = mlxlm.make_cache(model), make_sampler(Sampling())
         mlxlm.prefill_chunk(model, cache, prompt[:-1])
         lane = mlxlm.LoneDecode(model, cache, prompt[-1], sampler)
         out = [lane.step() for _ in range(at)]

@@ -81,6 +81,7 @@ class PlanExecutor:
         self._finished: list[tuple[str, FinishReason]] = []
         self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
+        self._decoded_s = 0.0
         self._seq = 0
 
     def next_seq(self) -> int:
@@ -104,10 +105,12 @@ class PlanExecutor:
         for model in decoding:
             self._decode(model)
             yield
-        if self._take_turn(bool(decoding)):
+        if decoding:
+            self._decoded_s = self._clock()
+        if self._take_turn():
             yield
 
-    def _take_turn(self, decoding: bool) -> bool:
+    def _take_turn(self) -> bool:
         """A chunk of the prompt, or a slice of the load, whose turn it is; False when nothing waits."""
         now_s, load = self._clock(), self._load
         prompts = sorted(
@@ -118,7 +121,7 @@ class PlanExecutor:
         if load:
             left_s = (load.total_bytes - load.done_bytes) / (self._pace.bytes_per_s or UNKNOWN_BYTES_PER_S)
             waiting.append(Waiting(left_s, now_s - load.moved_s, is_load=True))
-        turn = next_turn(waiting, decoding=decoding)
+        turn = next_turn(waiting, now_s - self._decoded_s)
         if turn is None:
             return False
         if load and turn.index == len(prompts):

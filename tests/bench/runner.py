@@ -7,7 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import adversarial, cap, cycles, decide, estimate, idle, load, react, refusals, status, throughput
+from tests.bench import (
+    adversarial,
+    cap,
+    cycles,
+    decide,
+    estimate,
+    idle,
+    latency,
+    load,
+    react,
+    refusals,
+    status,
+    throughput,
+)
 from tests.bench.report import Row
 from tests.bench.scratch import Scratch
 
@@ -23,6 +36,7 @@ class Bench:
 
 BENCHES = (
     Bench("throughput", "tokens/s and time to first token over HTTP, against mlx_lm.server", throughput.run),
+    Bench("latency", "first token of a small resident model: idle, beside loads, beside a long prompt", latency.run),
     Bench("load", "loading in slices, against one evaluation of all weights", load.run),
     Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),
     Bench("idle", "memory, processor time and threads of a daemon that nobody uses", idle.run),

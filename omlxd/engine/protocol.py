@@ -356,6 +356,10 @@ class Engine(Protocol):
         """Seconds since the last finished step while there is work; 0.0 when idle."""
         ...
 
+    def stack(self) -> Sequence[str]:
+        """Where the engine's thread is right now, innermost last: `file:line function`; empty when it does not run."""
+        ...
+
     def close(self, timeout_s: float = 10.0) -> bool:
         """End all work, give the memory back and end the thread; True when it ended in time. Idempotent."""
         ...

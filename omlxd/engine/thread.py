@@ -9,11 +9,14 @@ decided. It runs by itself: a hop to the loop per step would cost a third of the
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 
 from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
@@ -109,6 +112,14 @@ class EngineThread:
         """Seconds since the last finished step while there is work."""
         since = self._progress_at
         return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    def stack(self) -> tuple[str, ...]:
+        """Where the thread is right now, innermost last."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return ()
+        frames = reversed(traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False))
+        return tuple(f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno} {each.name}" for each in frames)
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """End the thread; True when it ended in time."""

@@ -224,28 +224,30 @@ class ProcessMemoryEnforcer:
 
     async def _walk(self, wanted_by: str | None = None) -> list[Decision]:
         """Read at rest, decide, act, until nothing is left to do; with a model's next block counted as pressure."""
-        pool, decisions = self._pool, list[Decision]()
+        pool, decisions, futile = self._pool, list[Decision](), frozenset[Action]()
         async with pool.lock:
             reading = await pool.read_rest()
             while reading is not None and len(decisions) < MAX_ACTIONS_PER_TICK:
-                decision = self._decide(reading, wanted_by)
-                repeated = bool(decisions) and decision.action is not None and decisions[-1].action == decision.action
+                decision = self._decide(reading, wanted_by, futile)
+                if decisions and decision.action is not None and decision.action == decisions[-1].action:
+                    futile |= {decision.action}  # it was done and changed nothing: the next best, or nothing
+                    decision = self._decide(reading, wanted_by, futile)
                 decisions.append(decision)
-                if decision.action is None or repeated:
+                if decision.action is None:
                     break
                 reading = await self._do(decision, decision.action, reading, "limit" if wanted_by is None else "block")
                 if decision.rung.startswith("system"):
                     break  # what the system has is known a moment later; the next tick sees it
         return decisions
 
-    def _decide(self, reading: MemoryReading, wanted_by: str | None) -> Decision:
+    def _decide(self, reading: MemoryReading, wanted_by: str | None, futile: frozenset[Action]) -> Decision:
         pool, limits = self._pool, self._pool.limits
         snapshot = pool.snapshot(reading)
         if wanted_by is None:
-            return decide(snapshot, limits)
+            return decide(snapshot, limits, futile)
         if limits.soft_bytes <= 0:  # only the hard limit binds
             limits = replace(limits, soft_bytes=limits.hard_bytes, binding=limits.hard_binding)
-        return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits)
+        return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits, futile)
 
     async def _do(
         self, decision: Decision, action: Action, before: MemoryReading, trigger: str

@@ -18,6 +18,7 @@ from omlxd.daemon.entry import EnginePoolEntry, LoadReport
 from omlxd.daemon.load_room import LoadRoom
 from omlxd.daemon.load_ticket import LoadTicket, OnProgress
 from omlxd.daemon.refusals import cancelled, decision_behind, fresh, larger_than_predicted, shutting_down
+from omlxd.daemon.turn import Turn
 from omlxd.engine.protocol import LoadOrder, ModelInfo
 
 if TYPE_CHECKING:
@@ -29,12 +30,13 @@ class LoadQueue:
 
     Args:
         pool: whose entries are loaded.
-        load_wait_s: seconds a load may wait for room before it ends in Busy.
+        load_wait_s: seconds a load may wait for memory that nobody gives back before it ends in Busy.
+        fair_wait_s: seconds a load waits before models in use make way for it; None for no turns.
     """
 
-    def __init__(self, pool: EnginePool, load_wait_s: float) -> None:
+    def __init__(self, pool: EnginePool, load_wait_s: float, fair_wait_s: float | None) -> None:
         self._pool = pool
-        self._room = LoadRoom(pool, load_wait_s)
+        self._room = LoadRoom(pool, load_wait_s, fair_wait_s)
         self._queue: deque[LoadTicket] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._ids = count(1)
@@ -44,15 +46,20 @@ class LoadQueue:
     ) -> None:
         """Wait until the entry is loaded, by a load that is under way or a new one; cancelling the wait leaves it be.
 
+        Args:
+            request: who wants it; None when the model itself is wanted, and not only an answer of it.
+
         Raises:
             DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
         """
         ticket = entry.ticket or self._enqueue(entry, request)
+        ticket.by_user = ticket.by_user or request is None
         if on_progress is not None:
             ticket.listeners.append(on_progress)
             on_progress(ticket.status)
         try:
-            await asyncio.shield(ticket.result)
+            with ticket.asked():
+                await asyncio.shield(ticket.result)
         except OmlxError as error:
             raise fresh(error) from None
         finally:
@@ -99,6 +106,7 @@ class LoadQueue:
         else:
             entry.state = EntryState.LOADED
             entry.context_length = info.context_length
+            entry.turn = Turn(entry.clock(), frozenset(entry.requests), kept=ticket.by_user)
             link.wanted.resident.add(entry.name)
             entry.last_load = LoadReport(info.load_s, tuple(ticket.evicted))
             figures = {"weights_bytes": info.weights_bytes, "load_s": info.load_s, "evicted": list(ticket.evicted)}

@@ -147,15 +147,17 @@ class Answer:
             return []
         return [frame({**self._head, "choices": [], "usage": self.usage()})]
 
-    def usage(self) -> dict[str, int]:
-        """Token counts of all choices together."""
+    def usage(self) -> dict[str, Any]:
+        """Token counts of all choices together; `cached_tokens` are those of the prompts that were not run again."""
         each = len(self.generations) // self.prompts
         prompt_tokens = sum(generation.prompt_tokens for generation in self.generations[::each])
+        cached_tokens = sum(generation.reused_tokens for generation in self.generations[::each])
         completion_tokens = sum(generation.generated_tokens for generation in self.generations)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
 
     def _framed(self, choice: dict[str, Any], **more: Any) -> bytes:

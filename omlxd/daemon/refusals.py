@@ -118,6 +118,15 @@ def no_room(model: str, answer: Admission, waited_s: float) -> Busy:
     )
 
 
+def parked_too_long(model: str, waited_s: float) -> Busy:
+    """A parked request did not fit again before its deadline."""
+    return Busy(
+        f"a request to `{model}` was parked for {waited_s:.0f} s and did not fit again (`park_deadline`)",
+        hint="try again later, or raise the limit with `omlxd limit`",
+        details={"model": model, "retry_after_s": 10.0},
+    )
+
+
 def system_short(model: str, reading: MemoryReading, limits: Limits) -> Busy:
     """Other programs leave the system less than `min_available`: nothing is loaded then."""
     available, least = reading.system_available_bytes, limits.min_available_bytes
@@ -158,6 +167,12 @@ def still_busy(model: str, room: Room, waited_s: float) -> Busy:
         hint="try again later, or `omlxd unload` a model",
         details={"model": model, **_numbers(room), **numbers},
     )
+
+
+def nobody_asks(model: str, room: Room) -> LoadCancelled:
+    """A load waits for models in use as long as somebody waits for it."""
+    who = ", ".join(f"`{name}`" for name in room.blockers) or "memory"
+    return cancelled(model, f"it would have to wait for {who}, and nobody asks for it any more")
 
 
 def _numbers(room: Room) -> dict[str, int]:

@@ -58,6 +58,10 @@ def _engine_stalled(record: Record) -> str:
     return f"no step has ended for {seconds_of(record, 'stalled_s')}{_of_model(record)}"
 
 
+def _engine_moves(record: Record) -> str:
+    return f"steps end again, after {seconds_of(record, 'stalled_s')}"
+
+
 def _limit_changed(record: Record) -> str:
     soft, hard = bytes_of(record, "soft_limit_bytes", zero="none"), bytes_of(record, "hard_limit_bytes", zero="none")
     before = bytes_of(record, "before_bytes", zero="none")
@@ -83,6 +87,11 @@ def _enforcer_error(record: Record) -> str:
 
 def _load_waiting(record: Record) -> str:
     return f"the load of {_model(record)}{_for(record)} waits{_because(record)}"
+
+
+def _turn_ended(record: Record) -> str:
+    left = f"finishes {amount(record.get('serves'), 'request')} and makes way for {named(record.get('for_model'))}"
+    return f"the turn of {_model(record)} ends: it {left}{_because(record)}"
 
 
 def _load_started(record: Record) -> str:
@@ -187,12 +196,14 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.ENGINE_STARTED: _engine_started,
     EventName.ENGINE_FAILED: _engine_failed,
     EventName.ENGINE_STALLED: _engine_stalled,
+    EventName.ENGINE_MOVES: _engine_moves,
     EventName.LIMIT_CHANGED: _limit_changed,
     EventName.LIMIT_WARNING: _limit_warning,
     EventName.LEVEL_CHANGED: _level_changed,
     EventName.CACHE_DROPPED: _cache_dropped,
     EventName.ENFORCER_ERROR: _enforcer_error,
     EventName.LOAD_WAITING: _load_waiting,
+    EventName.TURN_ENDED: _turn_ended,
     EventName.LOAD_STARTED: _load_started,
     EventName.LOAD_FINISHED: _load_finished,
     EventName.COSTS_LEARNED: _costs_learned,

@@ -49,6 +49,8 @@ def purpose(decision: Record) -> str:
     rung = one_line(decision.get("rung"))
     if rung.startswith("system"):
         return "because other programs left the system too little memory"
+    if rung == "drop_cache":
+        return "to get below the hard limit"
     if rung == "settle":
         return "because it turned out larger than its files said"
     words = _TRIGGERS.get(one_line(decision.get("trigger")), "")
@@ -116,7 +118,8 @@ def _weighed(decision: Record) -> tuple[str, ...]:
     """The ranked candidates, each with why it was or was not chosen; in columns."""
     rows = []
     for candidate in considered(decision):
-        name = named(candidate.get("model")) + (f" {one_line(candidate['request'])}" if "request" in candidate else "")
+        request = one_line(candidate.get("request"))
+        name = f"{request} of {named(candidate.get('model'))}" if request else named(candidate.get("model"))
         held = number(candidate.get("weights_bytes"))
         chosen = candidate.get("chosen") is True
         verdict = f"{'chosen' if chosen else 'left alone'}: {one_line(candidate.get('why')) or 'no reason given'}"
@@ -154,7 +157,7 @@ def _cost(decision: Record, loads: tuple[Record | None, Record | None], now: flo
     ended = decision.get("requests")
     action = one_line(decision.get("action"))
     if isinstance(ended, list) and ended:
-        verb = "parked" if action == "park" else "ended"
+        verb = "parked, and goes on later" if action == "park" else "ended"
         names = ", ".join(one_line(request) for request in ended[:_MOST_REQUESTS])
         more = f" and {len(ended) - _MOST_REQUESTS} more" if len(ended) > _MOST_REQUESTS else ""
         lines.append(f"{amount(len(ended), 'request')} {verb}: {names}{more}")

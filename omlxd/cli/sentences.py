@@ -63,4 +63,7 @@ def deed(record: Mapping[str, Any]) -> str | None:
         return None
     words = _ACTIONS.get(action, action.replace("_", " "))
     model = record.get("victim") or record.get("model")
+    requests = record.get("requests")
+    if action == "park" and isinstance(requests, list) and len(requests) == 1:
+        words = f"parked {one_line(requests[0])} of"
     return f"{words} {named(model)}" if model else words

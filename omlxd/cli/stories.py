@@ -28,6 +28,7 @@ LIFE: Final = frozenset(
         EventName.LOAD_FAILED,
         EventName.LOAD_CANCELLED,
         EventName.LOAD_RETRIED,
+        EventName.TURN_ENDED,
         EventName.UNLOADED,
         EventName.PINNED,
         EventName.UNPINNED,

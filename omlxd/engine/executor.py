@@ -356,7 +356,9 @@ class PlanExecutor:
         text, reason = request.accept(token)
         name = request.order.request
         ids = () if token in request.end_ids else (token,)
-        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids))
+        logprob = request.logprob()
+        logprobs = (logprob,) if logprob is not None and ids else ()
+        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids, logprobs))
         if reason is None:
             return True
         self._ended.add(name)

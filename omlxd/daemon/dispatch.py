@@ -219,7 +219,7 @@ class Dispatch:
             pool.door.wake()
 
     def _generated(self, attempt: Attempt, event: Generated) -> None:
-        attempt.generation.push(event.text, event.tokens, event.token_ids)
+        attempt.generation.push(event.text, event.tokens, event.token_ids, event.logprobs)
         if attempt.leaving is None:
             self._pool.growth.generated(attempt.entry.name, attempt.generation.id, event.tokens)
 

@@ -20,8 +20,9 @@ from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
-from omlxd.daemon.request import Generation, Prompt, Wish, tokens_left
+from omlxd.daemon.request import Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
+from omlxd.daemon.wish import Prompt, Wish, tokens_left
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class Serving:
         if request.tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
             encoded = await tokenize(self._threads, entry.name, request.asked, codec)
             request.tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
-            generation.prompt_tokens = len(request.tokens)
+            generation.prompt, generation.prompt_tokens = request.tokens, len(request.tokens)
+            request.wish.check(codec.vocab_size)
             tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
         if request.tokens is not None:
             pool.door.check(entry, generation, len(request.tokens) + len(generation.generated))
@@ -189,6 +191,7 @@ class Serving:
             wish.stop,
             generated=tuple(generation.generated),
             shared_tokens=generation.shared_tokens,
+            top_logprobs=wish.top_logprobs,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:

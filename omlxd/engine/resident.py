@@ -60,6 +60,11 @@ class Running:
         """Tokens in its KV cache while it decodes."""
         return len(self.order.prompt) + self.generated
 
+    @property
+    def history(self) -> tuple[int, ...]:
+        """All tokens so far, the last of the answer included."""
+        return (*self.tokens, *self.answer)
+
     def logprob(self) -> TokenLogprob | None:
         """How likely the token was that was taken last, if that is to be told; asked for once per token."""
         return self.sampler.report() if isinstance(self.sampler, ShapingSampler) else None
@@ -206,7 +211,7 @@ class ResidentModel:
                 if not take(self._rows[uid], token):
                     ended.append(uid)
             for uid in ended:
-                self._keep(self._rows[uid], partial(self._batch.extract, uid))
+                self._prefixes.keep(self.name, self._rows[uid].history, partial(self._batch.extract, uid))
             self._drop_rows(ended)
 
     def remove(self, requests: set[str]) -> list[str]:
@@ -291,6 +296,8 @@ class ResidentModel:
             if take(request, token):
                 request.uid = self._open_batch().insert([token], request.sampler, cache)
                 self._rows[request.uid] = request
+            else:  # its last token was not run
+                self._prefixes.keep(self.name, request.history[:-1], partial(list, cache))
 
     def _open_batch(self) -> mlxlm.DecodeBatch:
         if self._batch is None:
@@ -300,11 +307,7 @@ class ResidentModel:
     def _end_lone(self, request: Running, lane: mlxlm.LoneDecode) -> None:
         cache = lane.cache
         self._drop_lone(request.order.request)
-        self._keep(request, lambda: cache)
-
-    def _keep(self, request: Running, take_cache: Callable[[], list[Any]]) -> None:
-        """Keep what a request that ended well has run: its prompt and all tokens of its answer."""
-        self._prefixes.keep(self.name, (*request.tokens, *request.answer), take_cache)
+        self._prefixes.keep(self.name, request.history, partial(list, cache))
 
     def _drop_lone(self, request: str) -> None:
         running, lane = self._lone.pop(request)

@@ -102,6 +102,7 @@ class PlanExecutor:
         """
         decoding = [model for model in self._models.values() if model.decoding and self._is_granted(model)]
         for model in decoding:
+            self._leave_room()
             self._decode(model)
             yield
         if self._take_turn(bool(decoding)):
@@ -124,6 +125,7 @@ class PlanExecutor:
         if load and turn.index == len(prompts):
             self._load_slice(load, turn)
         else:
+            self._leave_room()
             self._prefill(*prompts[turn.index], turn)
         return True
 
@@ -210,6 +212,19 @@ class PlanExecutor:
         self.measure_kv(now=True)
         self.events += [RequestGone(self.next_seq(), request) for request in gone]
         self.events.append(Unloaded(self.next_seq(), name, self._gauges.read(at_rest=True)))
+
+    def _leave_room(self) -> None:
+        """Before a step: MLX's buffer cache may take only what the step leaves of the hard limit.
+
+        A step frees buffers and takes others of sizes that it cannot reuse: what it holds and what it has freed add up,
+        and passed the hard limit by 2.8 MB in the middle of a step that had been promised all that was left.
+        """
+        hard, transient = self._plan.limits.hard_bytes, self._plan.transient_bytes
+        if hard and transient and self._gauges.cap_cache(hard - self._gauges.active_bytes() - transient):
+            import mlx.core as mx
+
+            mlxlm.synchronize()
+            mx.clear_cache()
 
     def keep_under_hard(self) -> None:
         """Give MLX's buffer cache back when `active + cache` is above the hard limit (rung 1)."""

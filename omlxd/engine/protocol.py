@@ -132,6 +132,8 @@ class Plan:
             grants more. A model that is not named is not bounded.
         cache_drops: how often MLX's buffer cache was to be given back so far; when it has grown, the engine collects
             garbage and gives it back before its next step, also when it is idle.
+        transient_bytes: the most that one step may hold in passing; MLX's buffer cache leaves so much of the hard limit
+            free before each step. 0 when nothing was promised.
         prefix_cache_bytes: what the prefix caches of all models may hold together; trimmed to it, least recently used
             first, before the plan's new requests take a step. 0 keeps none.
     """
@@ -145,6 +147,7 @@ class Plan:
     seen_seq: int = 0
     granted_tokens: Mapping[str, int] = field(default_factory=dict)
     cache_drops: int = 0
+    transient_bytes: int = 0
     prefix_cache_bytes: int = 0
 
 

@@ -132,6 +132,8 @@ class Plan:
             grants more. A model that is not named is not bounded.
         cache_drops: how often MLX's buffer cache was to be given back so far; when it has grown, the engine collects
             garbage and gives it back before its next step, also when it is idle.
+        transient_bytes: the most that one step may hold in passing; MLX's buffer cache leaves so much of the hard limit
+            free before each step. 0 when nothing was promised.
         prefix_cache_bytes: what the prefix caches of all models may hold together; trimmed to it, least recently used
             first, before the plan's new requests take a step. 0 keeps none.
     """
@@ -145,6 +147,7 @@ class Plan:
     seen_seq: int = 0
     granted_tokens: Mapping[str, int] = field(default_factory=dict)
     cache_drops: int = 0
+    transient_bytes: int = 0
     prefix_cache_bytes: int = 0
 
 
@@ -264,10 +267,14 @@ class Generated(EngineEvent):
 
 @dataclass(frozen=True, slots=True)
 class Finished(EngineEvent):
-    """The request ended well; its KV cache is free. Nothing follows for it."""
+    """The request ended well; its KV cache is free. Nothing follows for it.
+
+    `stop` is the stop sequence that ended it, if one did.
+    """
 
     request: str
     reason: FinishReason
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +417,14 @@ class Engine(Protocol):
         ...
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded at least once, else None."""
+        """The tokenizer of a model that was loaded, or whose tokenizer was read, at least once, else None."""
+        ...
+
+    def read_codec(self, order: LoadOrder) -> TextCodec:
+        """Read the tokenizer of a model folder without the model; blocks, for up to seconds, so call it in a thread.
+
+        Raises LoadFailed.
+        """
         ...
 
     def device_cap(self) -> tuple[int, str] | None:

@@ -1,6 +1,6 @@
-"""Chats with the same long system prompt and another question each: the first token with a prefix cache and without.
+"""Chats with the same long system prompt and another question each: the first token with a prefix cache and without it.
 
-Two daemons, one that keeps prefixes and one that does not, are asked the same in turns, so that both see the same noise.
+Two daemons, one that keeps prefixes and one that does not, are asked the same in turns: both see the same noise.
 """
 
 from __future__ import annotations

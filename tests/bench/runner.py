@@ -7,7 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import adversarial, cap, cycles, decide, estimate, idle, load, react, refusals, status, throughput
+from tests.bench import (
+    adversarial,
+    cap,
+    cycles,
+    decide,
+    estimate,
+    idle,
+    load,
+    react,
+    refusals,
+    status,
+    swaps,
+    throughput,
+)
 from tests.bench.report import Row
 from tests.bench.scratch import Scratch
 
@@ -34,6 +47,7 @@ BENCHES = (
     ),
     Bench("cap", "what a cap costs: throughput when all fits, time when a prompt barely does", cap.run),
     Bench("refusals", "random prompts under random caps: who is refused or admitted wrongly", refusals.run),
+    Bench("swaps", "two models that do not fit together, in turns and without", swaps.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
 )
 

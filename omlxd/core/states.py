@@ -128,7 +128,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One generation in flight."""
+    """One generation in flight; `parks` counts how often it gave its memory back and waited for it again."""
 
     id: str
     model: str
@@ -137,6 +137,7 @@ class RequestView:
     prefilled_tokens: int
     generated_tokens: int
     age_s: float
+    parks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

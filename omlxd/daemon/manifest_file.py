@@ -279,6 +279,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
             prefill_memory_guard=daemon.prefill_memory_guard,
             drain_timeout_s=daemon.drain_timeout,
             load_timeout_s=daemon.load_timeout,
+            park_deadline_s=daemon.park_deadline,
             fair_wait_s=daemon.fair_wait,
             stall_timeout_s=daemon.stall_timeout,
             prefill_chunk_tokens=daemon.prefill_chunk,

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from random import getrandbits
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 from omlxd.core.costs import KvCosts
 from omlxd.core.errors import OmlxError
@@ -37,8 +36,9 @@ from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
 from omlxd.daemon.prefix import PrefixBudget
 from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
-from omlxd.daemon.request import Generation, check_prompt, check_wish
+from omlxd.daemon.request import Generation
 from omlxd.daemon.serving import Serving
+from omlxd.daemon.wish import Options, check_prompt, check_wish
 from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
 
 REST_TIMEOUT_S = 5.0  # a step that takes longer is stuck; nothing is decided on what it shows
@@ -74,6 +74,7 @@ class EnginePool:
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
+        park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
         prefix_cache_bytes: what ended requests may leave for prompts that begin the same way, all models together;
             None for an eighth of the limit. It only ever takes what nobody else needs.
         read_folder: reads a model's files before it is loaded.
@@ -94,6 +95,7 @@ class EnginePool:
         prefill_chunk_tokens: int = 256,
         max_batch: int = 32,
         max_waiting: int = 256,
+        park_deadline_s: float = 300.0,
         prefix_cache_bytes: int | None = None,
         read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
         fingerprint: Callable[[ModelSettings], str | None] | None = None,
@@ -127,7 +129,7 @@ class EnginePool:
         self.change = asyncio.Event()
         self.door = Door(self, load_wait_s)
         self.growth = Growth(self)
-        self._serving = Serving(self)
+        self._serving = Serving(self, park_deadline_s)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
         self._entries = {name: self._entry(name, source) for name, source in models.items()}
@@ -240,11 +242,9 @@ class EnginePool:
         messages: Sequence[Mapping[str, Any]] | None = None,
         prompt: str | None = None,
         tokens: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+        **options: Unpack[Options],
     ) -> Generation:
         """Start a generation and return its stream; the model is loaded for it when it is not resident.
 
@@ -254,9 +254,14 @@ class EnginePool:
         Args:
             name: the model, or an alias.
             messages, prompt, tokens: exactly one of them: a conversation, plain text, token ids.
+            tools: the functions on offer in the conversation, as OpenAI describes them.
+            thinking: whether the model is to reason first, where its chat template knows how; None for its own way.
             max_tokens: at most this many; by default what the context leaves, at most 4096.
-            temperature, top_p, seed: how tokens are chosen; temperature 0 is greedy, no seed is another one each time.
+            temperature, top_p, top_k, min_p, seed: how tokens are chosen; temperature 0 (the default) is greedy, no
+                seed is another one each time.
+            presence_penalty, frequency_penalty, repetition_penalty, logit_bias: see `Sampling`.
             stop: texts that end the answer and are not part of it, at most 16.
+            top_logprobs: tell how likely each token was, and this many likeliest ones; None tells nothing.
 
         Raises:
             UnknownModel: no such model.
@@ -264,15 +269,32 @@ class EnginePool:
             Busy: too many requests wait for this model already; ShuttingDown: nothing new is taken.
         """
         entry = self.resolve(name)
-        wish = check_wish(max_tokens, temperature, top_p, getrandbits(32) if seed is None else seed, stop)
-        asked = check_prompt(messages, prompt, tokens)
+        wish, asked = check_wish(options), check_prompt(messages, prompt, tokens, tools, thinking)
         self._check_admitting()
         if entry.waiting >= self._max_waiting:
             raise too_many_wait(entry.name, entry.waiting)
         self.bind()
-        generation = Generation(f"r{next(self._ids)}", entry.name, self, self.clock)
+        order = next(self._ids)
+        generation = Generation(f"r{order}", entry.name, self, self.clock, order)
         self._serving.begin(entry, generation, asked, wish)
         return generation
+
+    async def count_tokens(
+        self,
+        name: str,
+        *,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> int:
+        """How many tokens the conversation has as a prompt; the model is not loaded for it, only its tokenizer.
+
+        Raises:
+            UnknownModel: no such model.
+            InvalidRequest: the conversation is empty, its template refuses it, or it is beyond the context by far.
+            LoadFailed: there is no tokenizer that can be used.
+        """
+        return await self._serving.count(self.resolve(name), check_prompt(messages, None, None, tools, thinking))
 
     def abort(self, request_id: str, reason: str) -> bool:
         """End a request with one clear error now; its memory is back after the next step. False when there is none."""
@@ -289,10 +311,16 @@ class EnginePool:
 
     def snapshot(self, reading: MemoryReading) -> Snapshot:
         """What a decision may depend on, now."""
-        now_s, kv_bytes, prefix_bytes = self.clock(), self.engine.kv_bytes(), self.engine.prefix_bytes()
-        promised = self.ledger.share
+        now_s, running = self.clock(), self.dispatch.running()
+        kv_bytes, prefix_bytes = self.engine.kv_bytes(), self.engine.prefix_bytes()
         entries = tuple(
-            entry.snapshot(now_s, kv_bytes.get(name, 0), promised(name).committed_bytes, prefix_bytes.get(name, 0))
+            entry.snapshot(
+                now_s,
+                kv_bytes.get(name, 0),
+                self.ledger.share(name).committed_bytes,
+                prefix_bytes.get(name, 0),
+                running.get(name, ()),
+            )
             for name, entry in self._entries.items()
         )
         return Snapshot(now_s, reading, entries)
@@ -307,7 +335,9 @@ class EnginePool:
         self.notify()
 
     async def evict(self, name: str, error: OmlxError) -> None:
-        """Unload the model now; requests that run end with `error`, those that wait survive. Hold `lock`.
+        """Unload the model now; those that wait survive. Hold `lock`.
+
+        Requests that run are parked under the `graceful` policy, and end with `error` under `reference`.
 
         Returns when the memory is back; giving up the wait does not stop the unload.
         """
@@ -320,6 +350,14 @@ class EnginePool:
             self.link.changed()
         if entry.unloaded is not None:
             await asyncio.shield(entry.unloaded)
+
+    async def park(self, request_id: str, reason: str, decision: str | None = None) -> bool:
+        """Take a running request out of the engine, and run it again when it fits; its caller sees a pause only.
+
+        Returns once its memory is back: True when it is parked, False when the engine does not have it or it ended.
+        `decision` is the id of the decision that took it out.
+        """
+        return await self.dispatch.park(request_id, reason, decision)
 
     async def abort_requests(self, name: str, error: OmlxError) -> None:
         """Abort all requests that the engine has for the model; returns when their memory is back."""

@@ -44,6 +44,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
         prefill_memory_guard = false
         drain_timeout = 5
         load_timeout = "1m30s"
+        park_deadline = "10m"
         stall_timeout = "2m"
         fair_wait = "4s"
         prefill_chunk = 512
@@ -75,6 +76,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
             prefill_memory_guard=False,
             drain_timeout_s=5.0,
             load_timeout_s=90.0,
+            park_deadline_s=600.0,
             stall_timeout_s=120.0,
             fair_wait_s=4.0,
             prefill_chunk_tokens=512,

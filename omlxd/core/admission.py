@@ -174,9 +174,10 @@ def never_fits(snapshot: Snapshot, limits: Limits, ask: Ask) -> Admission | None
 def taken(snapshot: Snapshot, limits: Limits, ledger: Ledger) -> int:
     """What counts as taken: what was read without the step in flight, or what was promised and what nobody explains.
 
-    The last part matters: a promise that is not allocated yet and memory that belongs to nobody add up.
+    The last part matters: a promise that is not allocated yet and memory that belongs to nobody add up. Prefix caches
+    do not count: the plan that brings the request has them trimmed first.
     """
-    pressure_bytes = snapshot.reading.pressure_bytes(limits.policy)
+    pressure_bytes = max(0, snapshot.reading.pressure_bytes(limits.policy) - snapshot.prefix_bytes)
     if not snapshot.reading.at_rest:
         pressure_bytes = max(0, pressure_bytes - ledger.transient_bytes)
     unexplained_bytes = pressure_bytes - sum(entry.held_bytes for entry in snapshot.entries)

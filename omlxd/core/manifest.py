@@ -38,10 +38,14 @@ class DaemonSettings:
         policy: how pressure is answered.
         prefill_memory_guard: refuse a prefill that would pass the hard limit.
         drain_timeout_s: seconds that running requests get to finish when the daemon stops or a model is unloaded.
-        load_timeout_s: seconds that a load may wait for busy models to make room.
+        load_timeout_s: seconds that a load may wait for memory that nobody gives back.
+        fair_wait_s: seconds that a load may wait before models in use make way for it.
+        park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
+        stall_timeout_s: seconds without a step, while there is work, after which health and the log call it a stall.
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests that may wait; one more is told to come back later.
+        prefix_cache: what prefix caches may hold, as written: `auto`, a size, a percentage, bytes.
         log_level: the least severe level that is logged.
         log_max_size_bytes: size at which the log file is rotated.
         log_backups: rotated log files that are kept.
@@ -55,9 +59,13 @@ class DaemonSettings:
     prefill_memory_guard: bool = True
     drain_timeout_s: float = 30.0
     load_timeout_s: float = 60.0
+    park_deadline_s: float = 300.0
+    fair_wait_s: float = 10.0
+    stall_timeout_s: float = 60.0
     prefill_chunk_tokens: int = 256
     max_batch: int = 32
     max_waiting: int = 256
+    prefix_cache: str | int = AUTO
     log_level: str = "info"
     log_max_size_bytes: int = 20 * 2**20
     log_backups: int = 5
@@ -153,6 +161,13 @@ def max_memory_bytes(max_memory: str | int, machine: Machine) -> int:
     if isinstance(max_memory, str) and max_memory.strip().lower() == AUTO:
         return auto_limit(machine)
     return parse_size(max_memory, ram_bytes=machine.ram_bytes)
+
+
+def prefix_cache_bytes(prefix_cache: str | int, machine: Machine) -> int | None:
+    """What prefix caches may hold, in bytes; None for `auto`, which follows the limit. Raises InvalidRequest."""
+    if isinstance(prefix_cache, str) and prefix_cache.strip().lower() == AUTO:
+        return None
+    return parse_size(prefix_cache, ram_bytes=machine.ram_bytes)
 
 
 def min_available_bytes(min_available: str | int | None, machine: Machine, platform: str) -> int:

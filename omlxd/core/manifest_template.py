@@ -31,14 +31,25 @@ max_memory = "auto"
 #policy = "reference"
 #prefill_memory_guard = true
 
-# How long running requests may finish when the daemon stops; how long a load may wait for busy models.
+# How long running requests may finish when the daemon stops; how long a load may wait for memory that nobody gives
+# back; how long requests may wait for a model that does not fit beside others in use, before those make way; how
+# long a request that gave its memory back waits for it again, before it ends with the text it has.
 #drain_timeout = "30s"
 #load_timeout = "60s"
+#fair_wait = "10s"
+#park_deadline = "300s"
+
+# How long the engine may take no step while it has work, before `/health` calls it a stall.
+#stall_timeout = "60s"
 
 # Tokens of one prefill step; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256
 #max_batch = 32
 #max_waiting = 256
+
+# What ended requests may leave in memory for prompts that begin the same way, all models together. It only ever
+# takes what nothing else needs. "auto" = an eighth of `max_memory`; 0 = nothing.
+#prefix_cache = "auto"
 
 # The log: debug, info, warning or error; the size at which its file is rotated; the old files that are kept.
 #log_level = "info"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from omlxd.core.choice import necessary
 from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
@@ -60,7 +61,8 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
     """
     others = tuple(entry for entry in snapshot.entries if entry.name != model)
     committed_bytes = sum(entry.committed_bytes for entry in others)
-    used_bytes = max(snapshot.reading.pressure_bytes(limits.policy), committed_bytes)
+    # Prefix caches do not count: the plan that brings the load has them trimmed first.
+    used_bytes = max(snapshot.reading.pressure_bytes(limits.policy) - snapshot.prefix_bytes, committed_bytes)
     limit_bytes = max(0, limits.soft_bytes) or max(0, limits.hard_bytes)
     if (refusal := _never(others, limits, model, need_bytes, used_bytes, limit_bytes)) is not None:
         return refusal
@@ -142,19 +144,7 @@ def _lru_key(entry: EntrySnapshot) -> tuple[float, str]:
 
 def shortest_prefix(idle: Sequence[EntrySnapshot], short_bytes: int) -> list[EntrySnapshot]:
     """The shortest prefix that frees `short_bytes`, less what can be spared of it; empty when all do not suffice."""
-    freed_bytes, prefix = 0, []
-    for entry in idle:
-        prefix.append(entry)
-        freed_bytes += entry.committed_bytes
-        if freed_bytes >= short_bytes:
-            break
-    else:
-        return []
-    for entry in reversed(prefix[:-1]):  # the most recently used is spared first
-        if freed_bytes - entry.committed_bytes >= short_bytes:
-            freed_bytes -= entry.committed_bytes
-            prefix.remove(entry)
-    return prefix
+    return necessary(idle, short_bytes, lambda entry: entry.committed_bytes)
 
 
 def candidates_of(loaded: Sequence[EntrySnapshot], victims: Sequence[EntrySnapshot]) -> tuple[Candidate, ...]:

@@ -106,6 +106,11 @@ class Snapshot:
     wanted: WantedBlock | None = None
 
     @property
+    def prefix_bytes(self) -> int:
+        """What prefix caches hold: reclaimable, so it is in nobody's way."""
+        return sum(entry.prefix_bytes for entry in self.entries)
+
+    @property
     def wanted_bytes(self) -> int:
         """What is missing for the wanted block."""
         return 0 if self.wanted is None else self.wanted.short_bytes
@@ -139,10 +144,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that was considered, whether it was chosen, and why or why not."""
+    """A model (or one of its requests) that was considered, whether it was chosen, and why or why not."""
 
     model: str
     chosen: bool
     why: str
     weights_bytes: int
     last_used_s: float
+    request: str | None = None

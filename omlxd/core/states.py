@@ -66,9 +66,10 @@ class MemoryView:
     """Memory and limits as `status` shows them, in bytes.
 
     `committed` is what has been promised: weights of loaded, loading and unloading models, and KV caches with the
-    blocks they grow into; `unaccounted` is what is used and belongs to no model.
+    blocks they grow into; `prefix_cache` is what ended requests have left for later ones, reclaimable at any time;
+    `unaccounted` is what is used and belongs to no model.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
-    the hard limit then; the second stays 0 while the limit holds.
+    the hard limit then, and `over_hard_bytes` by how much at worst; both stay 0 while the limit holds.
     """
 
     used: int
@@ -86,6 +87,8 @@ class MemoryView:
     system_available: int
     samples: int = 0
     over_hard_samples: int = 0
+    over_hard_bytes: int = 0
+    prefix_cache: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One generation in flight."""
+    """One generation in flight; `parks` counts how often it gave its memory back and waited for it again."""
 
     id: str
     model: str
@@ -134,6 +137,7 @@ class RequestView:
     prefilled_tokens: int
     generated_tokens: int
     age_s: float
+    parks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
 
 from omlxd.core.errors import InvalidRequest
@@ -59,45 +60,23 @@ class NoBody(Body):
     """A route that takes no fields."""
 
 
-class TextPart(Body):
-    """One part of a message's content; only text is understood."""
-
-    type: Literal["text"]
-    text: str
+def problem_of(field: str, what: str) -> PydanticCustomError:
+    """What a validator of a whole body raises: this field of it is wrong."""
+    return PydanticCustomError("of_field", "{what}", {"field": field, "what": what})
 
 
-class ChatMessage(Body):
-    """One message of the conversation."""
+def told_by(field: str, values: Sequence[str]) -> Discriminator:
+    """The discriminator of a union whose members are told apart by this field; the tag of a member is `as VALUE`."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    def tag_of(value: Any) -> str | None:
+        told = value.get(field) if isinstance(value, dict) else getattr(value, field, None)
+        return f"as {told}" if isinstance(told, str) else None
 
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates take it."""
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
-
-
-StopText = Annotated[str, Field(min_length=1)]
-
-
-class ChatBody(Body):
-    """POST /v1/chat/completions: the fields that are understood, and no others."""
-
-    model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
-    stream: bool | None = None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop sequences as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    quoted = [f"`{value}`" for value in values]
+    must_be = f"must be one of {', '.join(quoted)}" if len(quoted) > 1 else f"must be {quoted[0]}"
+    return Discriminator(
+        tag_of, custom_error_type="of_field", custom_error_message=must_be, custom_error_context={"field": field}
+    )
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -144,8 +123,10 @@ def _invalid(problems: Sequence[Any], kind: type[Body]) -> InvalidRequest:
 
 def _told(problem: Any) -> tuple[str, str]:
     location = [part for part in problem["loc"] if not _is_branch(part)]
-    if location and location[0] in _UNION_WORDS and problem["type"] != "missing":
-        return f"`{location[0]}`", _UNION_WORDS[location[0]]
+    if location and location[0] in UNION_WORDS and problem["type"] != "missing":
+        return f"`{location[0]}`", UNION_WORDS[location[0]]
+    if problem["type"] == "of_field":
+        location.append(problem["ctx"]["field"])
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     named = f"`{shown(field)}`" if field else ""
     if problem["type"] == "extra_forbidden":
@@ -154,20 +135,23 @@ def _told(problem: Any) -> tuple[str, str]:
         return named, "is missing"
     if not field:
         return "", "the body must be a JSON object"
-    if location[-1] == "content":
+    if location[-1] == "content" and problem["type"] != "of_field":
         return named, "must be a string, or a list of parts of the type `text`"
     return named, _lowered(str(problem["msg"]))
 
 
-_UNION_WORDS = {
+UNION_WORDS = {
     "stop": "must be a string that is not empty, or a list of up to 16 of them",
     "max_memory": "must be a size such as `8G`, a percentage, `auto`, or a number of bytes",
+    "prompt": "must be a string, a list of up to 64 strings, or token ids; none of them empty",
+    "tool_choice": "must be `auto` or `none`; omlxd cannot force a model to call a tool",
 }
+"""What a field may be, told in one sentence instead of a complaint from each branch of its union."""
 
 
 def _is_branch(part: object) -> bool:
     # pydantic names the tried branch of a union in the location: `str`, `list[...]`, `constrained-str`, ...
-    return isinstance(part, str) and (part in ("str", "int", "constrained-str") or part.startswith("list["))
+    return isinstance(part, str) and (part in ("str", "int", "constrained-str") or part.startswith(("list[", "as ")))
 
 
 def _lowered(message: str) -> str:

@@ -20,7 +20,7 @@ from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, StopBody, UnloadBody, read_body
 from omlxd.daemon.http_errors import CONTROL_PREFIX, JsonResponse, NoSuchRequest
 from omlxd.daemon.limit_change import change_limit
-from omlxd.daemon.loading import LoadStatus
+from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.streams import NDJSON, Stream
 
 _ABORT_TIMEOUT_S = 10.0

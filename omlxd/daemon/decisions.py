@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import Any
 
 from omlxd.core.events import Emit, Event, EventLevel, EventName
@@ -29,6 +30,7 @@ class DecisionRecord:
         candidates: the models that were considered, and why each was or was not chosen.
         duration_s: from the decision until the memory was read again.
         extra: numbers of this kind of decision.
+        decision: the id that `begin` gave before the action, so that what it caused carries it too; None for a new one.
     """
 
     trigger: str
@@ -41,6 +43,7 @@ class DecisionRecord:
     candidates: Sequence[Candidate] = ()
     duration_s: float = 0.0
     extra: Mapping[str, Any] = field(default_factory=dict)
+    decision: str | None = None
 
 
 class DecisionLog:
@@ -49,6 +52,8 @@ class DecisionLog:
     def __init__(self, emit: Emit, clock: Callable[[], float] = time.time) -> None:
         self._emit, self._clock = emit, clock
         self._recent: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
+        self._ids = count(1)
+        self._requests: dict[str, list[str]] = {}  # of the decisions that are being carried out
         self.count = 0
 
     @property
@@ -56,10 +61,22 @@ class DecisionLog:
         """The last decisions as their events' fields, with the time (`ts`, seconds since the epoch), oldest first."""
         return tuple(self._recent)
 
+    def begin(self) -> str:
+        """The id of a decision that is about to be carried out; of one that comes to nothing it is not used again."""
+        decision = f"d{next(self._ids)}"
+        self._requests.clear()  # decisions are carried out one at a time; one that came to nothing leaves nothing
+        self._requests[decision] = []
+        return decision
+
+    def cost(self, decision: str, request: str) -> None:
+        """The request ended, or was parked, because of this decision."""
+        if decision in self._requests:
+            self._requests[decision].append(request)
+
     def add(self, record: DecisionRecord, limits: Limits) -> str:
         """Log the decision; returns its id."""
         self.count += 1
-        decision = f"d{self.count}"
+        decision = record.decision or f"d{next(self._ids)}"
         before_bytes = record.before.pressure_bytes(limits.policy)
         after_bytes = record.after.pressure_bytes(limits.policy)
         fields = {
@@ -78,6 +95,7 @@ class DecisionLog:
             "duration_s": round(record.duration_s, 6),
             "seen": record.before.to_json(),
             "candidates": [asdict(candidate) for candidate in record.candidates],
+            "requests": self._requests.pop(decision, []),
             **record.extra,
         }
         self._recent.append({"decision": decision, "ts": self._clock(), **fields})

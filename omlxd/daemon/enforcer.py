@@ -224,28 +224,30 @@ class ProcessMemoryEnforcer:
 
     async def _walk(self, wanted_by: str | None = None) -> list[Decision]:
         """Read at rest, decide, act, until nothing is left to do; with a model's next block counted as pressure."""
-        pool, decisions = self._pool, list[Decision]()
+        pool, decisions, futile = self._pool, list[Decision](), frozenset[Action]()
         async with pool.lock:
             reading = await pool.read_rest()
             while reading is not None and len(decisions) < MAX_ACTIONS_PER_TICK:
-                decision = self._decide(reading, wanted_by)
-                repeated = bool(decisions) and decision.action is not None and decisions[-1].action == decision.action
+                decision = self._decide(reading, wanted_by, futile)
+                if decisions and decision.action is not None and decision.action == decisions[-1].action:
+                    futile |= {decision.action}  # it was done and changed nothing: the next best, or nothing
+                    decision = self._decide(reading, wanted_by, futile)
                 decisions.append(decision)
-                if decision.action is None or repeated:
+                if decision.action is None:
                     break
                 reading = await self._do(decision, decision.action, reading, "limit" if wanted_by is None else "block")
                 if decision.rung.startswith("system"):
                     break  # what the system has is known a moment later; the next tick sees it
         return decisions
 
-    def _decide(self, reading: MemoryReading, wanted_by: str | None) -> Decision:
+    def _decide(self, reading: MemoryReading, wanted_by: str | None, futile: frozenset[Action]) -> Decision:
         pool, limits = self._pool, self._pool.limits
         snapshot = pool.snapshot(reading)
         if wanted_by is None:
-            return decide(snapshot, limits)
+            return decide(snapshot, limits, futile)
         if limits.soft_bytes <= 0:  # only the hard limit binds
             limits = replace(limits, soft_bytes=limits.hard_bytes, binding=limits.hard_binding)
-        return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits)
+        return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits, futile)
 
     async def _do(
         self, decision: Decision, action: Action, before: MemoryReading, trigger: str
@@ -256,7 +258,7 @@ class ProcessMemoryEnforcer:
             self._set_level(Level.OVER, decision)
         try:
             async with asyncio.timeout(ACTION_TIMEOUT_S):
-                await self._act(action, decision)
+                await self._act(action, decision, decision_id := pool.decisions.begin())
         except TimeoutError:
             return None
         after = await pool.read_rest()
@@ -272,19 +274,20 @@ class ProcessMemoryEnforcer:
             after=after or pool.engine.read(),
             candidates=decision.candidates,
             duration_s=self._clock() - begun_s,
+            decision=decision_id,
         )
         pool.decisions.add(record, pool.limits)
         return after
 
-    async def _act(self, action: Action, decision: Decision) -> None:
+    async def _act(self, action: Action, decision: Decision, decision_id: str) -> None:
         reason = decision.reason
         match action:
             case Unload(model=model):
-                await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}"))
+                await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}", decision_id))
             case AbortRequests(model=model):
-                await self._pool.abort_requests(model, aborted(model, reason))
+                await self._pool.abort_requests(model, aborted(model, reason, decision_id))
             case CancelLoad(model=model):
-                await self._pool.cancel_load(model, cancelled(model, reason))
+                await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
             case DropCache():  # the engine drops it between steps, since it has the hard limit
                 self._pool.link.release()
                 self._pool.link.changed()

@@ -12,13 +12,15 @@ from omlxd.core.costs import NO_COSTS, KvCosts
 from omlxd.core.errors import OmlxError
 from omlxd.core.learned_costs import ChunkSample, LearnedCosts
 from omlxd.core.manifest import ModelSettings
-from omlxd.core.snapshot import EntrySnapshot
+from omlxd.core.snapshot import EntrySnapshot, RequestSnapshot
 from omlxd.core.states import EntryState, RequestState
+from omlxd.core.turnover import Holder
 from omlxd.daemon.model_files import ModelFiles
 from omlxd.daemon.request import Generation
+from omlxd.daemon.turn import Turn
 
 if TYPE_CHECKING:
-    from omlxd.daemon.loading import LoadTicket
+    from omlxd.daemon.load_ticket import LoadTicket
 
 
 KEPT_SAMPLES = 32
@@ -54,10 +56,12 @@ class EnginePoolEntry:
         failed_at_s: when it became `failed`.
         fingerprint: of the files that were loaded or that failed.
         last_load: what the last finished load took.
+        turn: since it was loaded the last time: who is served before it makes way for another's load.
         ticket: the load in the queue or in progress.
         requests: the generations that were admitted and whose memory is not back yet, by id.
         in_engine: the ids of those that the engine has.
         unloaded: resolved when the unload in progress has given the memory back.
+        unloaded_by: the decision that this unload carries out; None when somebody asked for it.
         used_at_s: when it last had a request or finished loading.
     """
 
@@ -78,10 +82,12 @@ class EnginePoolEntry:
     failed_at_s: float | None = None
     fingerprint: str | None = None
     last_load: LoadReport | None = None
+    turn: Turn | None = None
     ticket: LoadTicket | None = None
     requests: dict[str, Generation] = field(default_factory=dict)
     in_engine: set[str] = field(default_factory=set)
     unloaded: asyncio.Future[None] | None = None
+    unloaded_by: str | None = None
     used_at_s: float | None = None
     _abort_loading: bool = False
 
@@ -108,7 +114,18 @@ class EnginePoolEntry:
 
     def takes(self, request: str | None) -> bool:
         """Whether this request (or, with None, any new one) can go to the engine now."""
-        return self.loaded and (self.draining is None or request in self.draining)
+        drains = self.draining is not None and request not in self.draining
+        return self.loaded and not drains and (self.turn is None or self.turn.takes(request))
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it takes nothing new because another model's turn has come."""
+        return self.loaded and self.turn is not None and self.turn.serves is not None
+
+    @property
+    def served(self) -> list[str]:
+        """Its requests, without those that wait for its next turn."""
+        return [request for request in self.requests if self.turn is None or self.turn.takes(request)]
 
     @property
     def running(self) -> int:
@@ -121,6 +138,12 @@ class EnginePoolEntry:
         return sum(generation.state is RequestState.WAITING for generation in self.requests.values())
 
     @property
+    def parked(self) -> tuple[Generation, ...]:
+        """Requests that gave their memory back and wait until they fit again, oldest first."""
+        parked = (each for each in self.requests.values() if each.state is RequestState.PARKED)
+        return tuple(each for each in parked if each.id not in self.in_engine)
+
+    @property
     def load_progress(self) -> float | None:
         """How much of it is in memory, 0 to 1; None when it is not loading."""
         if self.ticket is None or self.state is not EntryState.LOADING:
@@ -131,9 +154,16 @@ class EnginePoolEntry:
         """It was used until now."""
         self.used_at_s = self.clock()
 
-    def snapshot(self, now_s: float, kv_bytes: int, promised_bytes: int = 0) -> EntrySnapshot:
-        """What the policy sees of it."""
-        busy = bool(self.requests)
+    def snapshot(
+        self,
+        now_s: float,
+        kv_bytes: int,
+        promised_bytes: int = 0,
+        prefix_bytes: int = 0,
+        requests: tuple[RequestSnapshot, ...] = (),
+    ) -> EntrySnapshot:
+        """What the policy sees of it; `requests` are those that the engine has."""
+        leases = len(self.served) if self.gives_way else len(self.requests)
         return EntrySnapshot(
             name=self.name,
             state=self.state,
@@ -141,9 +171,25 @@ class EnginePoolEntry:
             weights_bytes=self.weights_bytes or 0,
             kv_bytes=kv_bytes,
             running=len(self.in_engine),
-            waiting=len(self.requests) - len(self.in_engine),
-            leases=len(self.requests) + (self.ticket is not None),
-            last_used_s=now_s if busy else (self.used_at_s or 0.0),
+            waiting=leases - len(self.in_engine),
+            leases=leases + (self.ticket is not None),
+            last_used_s=now_s if leases else (self.used_at_s or 0.0),
             loading_order=self.ticket.order_id if self.ticket is not None else None,
             promised_bytes=promised_bytes,
+            prefix_bytes=prefix_bytes,
+            requests=requests,
+        )
+
+    def holder(self, snapshot: EntrySnapshot) -> Holder:
+        """What decides whether it makes way for another's load."""
+        turn = self.turn or Turn(0.0)
+        return Holder(
+            name=self.name,
+            held_bytes=snapshot.committed_bytes,
+            busy=snapshot.busy,
+            idle_since_s=self.used_at_s or 0.0,
+            turn_began_s=turn.began_s,
+            reload_s=self.last_load.load_s if self.last_load is not None else 0.0,
+            kept=turn.kept and (self.used_at_s or 0.0) <= turn.began_s,
+            closed=turn.serves is not None,
         )

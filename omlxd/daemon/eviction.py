@@ -34,7 +34,8 @@ async def make_way(
         extra: numbers of this kind of decision.
     """
     begun_s = pool.clock()
-    await pool.evict(victim, aborted(victim, f"`{for_model}` needs its memory"))
+    decision = pool.decisions.begin()
+    await pool.evict(victim, aborted(victim, f"`{for_model}` needs its memory", decision))
     after = await pool.read_rest() or pool.engine.read()
     record = DecisionRecord(
         trigger=trigger,
@@ -47,6 +48,7 @@ async def make_way(
         candidates=candidates,
         duration_s=pool.clock() - begun_s,
         extra={"for_model": for_model, **extra},
+        decision=decision,
     )
     pool.decisions.add(record, pool.limits)
     return after

@@ -30,6 +30,7 @@ class EngineLink:
         on_events: called on the loop's thread with each batch of events, in order.
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
+        prefix_budget: what prefix caches may hold, asked for each plan: in bytes.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class EngineLink:
         *,
         prefill_chunk_tokens: int,
         max_batch: int,
+        prefix_budget: Callable[[], int],
     ) -> None:
         self.engine = engine
         self.wanted = Wanted()
         self._on_events = on_events
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self._max_batch = max_batch
+        self._prefix_budget = prefix_budget
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
         self._seen_seq = 0
@@ -148,6 +151,7 @@ class EngineLink:
                 seen_seq=seen_seq,
                 granted_tokens=dict(wanted.granted_tokens),
                 cache_drops=wanted.cache_drops,
+                prefix_cache_bytes=self._prefix_budget(),
             )
         )
 

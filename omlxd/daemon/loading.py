@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -13,76 +12,17 @@ from omlxd.core.admission import least_kv_bytes
 from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, OmlxError, ShuttingDown
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading
-from omlxd.core.room import Room, RoomKind, make_room
 from omlxd.core.states import EntryState
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry, LoadReport
-from omlxd.daemon.eviction import make_way
-from omlxd.daemon.refusals import (
-    cancelled,
-    does_not_fit,
-    fresh,
-    larger_than_predicted,
-    shutting_down,
-    still_busy,
-    system_short,
-)
+from omlxd.daemon.load_room import LoadRoom
+from omlxd.daemon.load_ticket import LoadTicket, OnProgress
+from omlxd.daemon.refusals import cancelled, decision_behind, fresh, larger_than_predicted, shutting_down
+from omlxd.daemon.turn import Turn
 from omlxd.engine.protocol import LoadOrder, ModelInfo
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
-
-RECHECK_S = 1.0  # a waiting load also looks without being woken: memory can come back unannounced
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStatus:
-    """How a load gets on: `state` is `waiting` or `loading`, `note` says what it waits for."""
-
-    model: str
-    state: str
-    done_bytes: int
-    total_bytes: int
-    note: str | None = None
-
-
-OnProgress = Callable[[LoadStatus], None]
-
-
-class LoadTicket:
-    """One load, from the request for it to its end."""
-
-    def __init__(self, entry: EnginePoolEntry, order_id: int, stop: Callable[[LoadTicket], None]) -> None:
-        self.entry = entry
-        self.order_id = order_id
-        self.begun = False  # the engine has told something about it
-        self.done_bytes = 0
-        self.total_bytes = entry.weights_bytes or 0
-        self.note: str | None = "waits for its turn"
-        self.evicted: list[str] = []
-        self.cancelled: OmlxError | None = None
-        self.too_large: MemoryReading | None = None  # what was read when it turned out larger than predicted
-        self.task: asyncio.Task[None] | None = None
-        self.listeners: list[OnProgress] = []
-        self._stop = stop
-        self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.result.add_done_callback(_retrieved)
-
-    @property
-    def status(self) -> LoadStatus:
-        """For listeners and views."""
-        state = "loading" if self.entry.state is EntryState.LOADING else "waiting"
-        return LoadStatus(self.entry.name, state, self.done_bytes, self.total_bytes, self.note)
-
-    def stop(self) -> None:
-        """Stop the load wherever it is (`EnginePoolEntry.abort_loading`)."""
-        self._stop(self)
-
-    def tell(self, note: str | None) -> None:
-        """Tell the listeners how it gets on."""
-        self.note = note
-        for listener in tuple(self.listeners):
-            listener(self.status)
 
 
 class LoadQueue:
@@ -90,28 +30,36 @@ class LoadQueue:
 
     Args:
         pool: whose entries are loaded.
-        load_wait_s: seconds a load may wait for room before it ends in Busy.
+        load_wait_s: seconds a load may wait for memory that nobody gives back before it ends in Busy.
+        fair_wait_s: seconds a load waits before models in use make way for it; None for no turns.
     """
 
-    def __init__(self, pool: EnginePool, load_wait_s: float) -> None:
+    def __init__(self, pool: EnginePool, load_wait_s: float, fair_wait_s: float | None) -> None:
         self._pool = pool
-        self._load_wait_s = load_wait_s
+        self._room = LoadRoom(pool, load_wait_s, fair_wait_s)
         self._queue: deque[LoadTicket] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._ids = count(1)
 
-    async def join(self, entry: EnginePoolEntry, on_progress: OnProgress | None = None) -> None:
+    async def join(
+        self, entry: EnginePoolEntry, on_progress: OnProgress | None = None, *, request: str | None = None
+    ) -> None:
         """Wait until the entry is loaded, by a load that is under way or a new one; cancelling the wait leaves it be.
+
+        Args:
+            request: who wants it; None when the model itself is wanted, and not only an answer of it.
 
         Raises:
             DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
         """
-        ticket = entry.ticket or self._enqueue(entry)
+        ticket = entry.ticket or self._enqueue(entry, request)
+        ticket.by_user = ticket.by_user or request is None
         if on_progress is not None:
             ticket.listeners.append(on_progress)
             on_progress(ticket.status)
         try:
-            await asyncio.shield(ticket.result)
+            with ticket.asked():
+                await asyncio.shield(ticket.result)
         except OmlxError as error:
             raise fresh(error) from None
         finally:
@@ -158,6 +106,7 @@ class LoadQueue:
         else:
             entry.state = EntryState.LOADED
             entry.context_length = info.context_length
+            entry.turn = Turn(entry.clock(), frozenset(entry.requests), kept=ticket.by_user)
             link.wanted.resident.add(entry.name)
             entry.last_load = LoadReport(info.load_s, tuple(ticket.evicted))
             figures = {"weights_bytes": info.weights_bytes, "load_s": info.load_s, "evicted": list(ticket.evicted)}
@@ -229,8 +178,9 @@ class LoadQueue:
             self._queue.remove(ticket)
             self._finish(ticket, ticket.cancelled)
 
-    def _enqueue(self, entry: EnginePoolEntry) -> LoadTicket:
+    def _enqueue(self, entry: EnginePoolEntry, request: str | None) -> LoadTicket:
         ticket = entry.ticket = LoadTicket(entry, next(self._ids), self._stop)
+        ticket.for_request = request
         if entry.state is EntryState.FAILED:
             entry.state = EntryState.UNLOADED
         entry.error = None
@@ -260,7 +210,8 @@ class LoadQueue:
             order = await self._order(ticket)
             sure = self._pool.door.guarded and entry.costs.certain  # nothing is refused on the strength of a guess
             least_bytes = least_kv_bytes(entry.costs) if sure else 0
-            await self._make_room(ticket, ticket.total_bytes + least_bytes, order)
+            need_bytes = ticket.total_bytes + least_bytes
+            await self._room.find(ticket, need_bytes, lambda: self._begin(ticket, order))
             await asyncio.wait([ticket.result])  # the engine's events end it
         except OmlxError as error:
             self._finish(ticket, error)
@@ -290,59 +241,6 @@ class LoadQueue:
         max_context = entry.settings.max_context
         return LoadOrder(ticket.order_id, entry.name, str(files.path), files.weights_bytes, max_context)
 
-    async def _make_room(self, ticket: LoadTicket, need_bytes: int, order: LoadOrder) -> None:
-        """Evict what nobody uses, or wait for what somebody uses; returns when the load has begun."""
-        pool, loop = self._pool, asyncio.get_running_loop()
-        deadline_s, told = loop.time() + self._load_wait_s, False
-        while True:
-            change = pool.change
-            async with pool.lock:
-                room = await self._evict_for(ticket, need_bytes)
-                if room.kind is RoomKind.FITS:
-                    self._begin(ticket, order)
-                    return
-            if room.kind is RoomKind.NEVER:
-                raise does_not_fit(ticket.entry.name, room)
-            ticket.tell(room.why)
-            if not told:
-                told = True
-                numbers = {"blockers": list(room.blockers), "short_bytes": room.short_bytes, "reason": room.why}
-                self._emit(EventName.LOAD_WAITING, ticket.entry, numbers)
-            left_s = deadline_s - loop.time()
-            if left_s <= 0:
-                raise still_busy(ticket.entry.name, room, self._load_wait_s)
-            try:
-                async with asyncio.timeout(min(left_s, RECHECK_S)):
-                    await change.wait()
-            except TimeoutError:
-                pass
-
-    async def _evict_for(self, ticket: LoadTicket, need_bytes: int) -> Room:
-        """Unload idle models one by one, reading memory after each, until it fits or none may go."""
-        pool, entry = self._pool, ticket.entry
-        while True:
-            reading = await pool.read_rest() or pool.engine.read()
-            snapshot = pool.snapshot(reading)
-            if pool.limits.system_short(reading):
-                raise system_short(entry.name, reading, pool.limits)
-            room = make_room(snapshot, pool.limits, entry.name, need_bytes)
-            if room.kind is not RoomKind.EVICT:
-                return room
-            victim = pool.entries[room.victims[0]]
-            ticket.tell(f"unloads `{victim.name}` first")
-            numbers = {"victims": list(room.victims), "need_bytes": need_bytes, "short_bytes": room.short_bytes}
-            await make_way(
-                pool,
-                victim.name,
-                entry.name,
-                trigger="load",
-                why=room.why,
-                before=reading,
-                candidates=room.candidates,
-                extra=numbers,
-            )
-            ticket.evicted.append(victim.name)
-
     def _begin(self, ticket: LoadTicket, order: LoadOrder) -> None:
         entry, link = ticket.entry, self._pool.link
         entry.state, entry.abort_loading = EntryState.LOADING, False
@@ -351,7 +249,8 @@ class LoadQueue:
         link.changed()
         self._pool.ledger.reserve_weights(entry.name, entry.weights_bytes or 0)
         ticket.tell(None)
-        self._emit(EventName.LOAD_STARTED, entry, {"weights_bytes": order.weights_bytes, "path": order.path})
+        figures = {"weights_bytes": order.weights_bytes, "path": order.path}
+        self._emit(EventName.LOAD_STARTED, entry, figures, request=ticket.for_request)
 
     def _finish(self, ticket: LoadTicket, error: OmlxError | None) -> None:
         """End the ticket once, and leave the entry as its end says: loaded, failed, or unloaded with the reason."""
@@ -371,7 +270,8 @@ class LoadQueue:
     def _give_up(self, entry: EnginePoolEntry, error: OmlxError) -> None:
         entry.error = fresh(error)
         if isinstance(error, LoadCancelled | ShuttingDown):
-            self._emit(EventName.LOAD_CANCELLED, entry, {"reason": error.message})
+            fields = {"reason": error.message}
+            self._emit(EventName.LOAD_CANCELLED, entry, fields, decision=decision_behind(error))
             return
         if not isinstance(error, Busy | DoesNotFit):
             entry.state, entry.failed_at_s = EntryState.FAILED, entry.clock()
@@ -379,12 +279,13 @@ class LoadQueue:
         self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_json()}, level)
 
     def _emit(
-        self, name: EventName, entry: EnginePoolEntry, fields: Mapping[str, Any], level: EventLevel = EventLevel.INFO
+        self,
+        name: EventName,
+        entry: EnginePoolEntry,
+        fields: Mapping[str, Any],
+        level: EventLevel = EventLevel.INFO,
+        *,
+        request: str | None = None,
+        decision: str | None = None,
     ) -> None:
-        self._pool.emit(Event(name, level, model=entry.name, fields=fields))
-
-
-def _retrieved(future: asyncio.Future[None]) -> None:
-    """Nobody may be left who asked; asyncio would complain about an exception that was never looked at."""
-    if not future.cancelled():
-        future.exception()
+        self._pool.emit(Event(name, level, model=entry.name, request=request, decision=decision, fields=fields))

@@ -48,7 +48,7 @@ def _written_size(value: Any) -> Any:
     return value
 
 
-def _max_memory(value: Any) -> Any:
+def _size_or_auto(value: Any) -> Any:
     return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else _written_size(value)
 
 
@@ -128,7 +128,7 @@ class _Table(BaseModel):
 class DaemonTable(_Table):
     """`[daemon]`"""
 
-    max_memory: Annotated[str | int, _checked(_max_memory)] = AUTO
+    max_memory: Annotated[str | int, _checked(_size_or_auto)] = AUTO
     hard_limit: Annotated[str | int, _checked(_written_size)] | None = None
     min_available: Annotated[str | int, _checked(_written_size)] | None = None
     poll_interval: Annotated[float, _seconds_between(0.01, 3600)] = _written_default("1s")
@@ -136,9 +136,13 @@ class DaemonTable(_Table):
     prefill_memory_guard: bool = True
     drain_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("30s")
     load_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("60s")
+    park_deadline: Annotated[float, _seconds_between(0, 86_400)] = _written_default("300s")
+    fair_wait: Annotated[float, _seconds_between(0, 86_400)] = _written_default("10s")
+    stall_timeout: Annotated[float, _seconds_between(0.1, 86_400)] = _written_default("60s")
     prefill_chunk: Annotated[int, Field(ge=16, le=8192)] = 256
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 256
+    prefix_cache: Annotated[str | int, _checked(_size_or_auto)] = AUTO
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_max_size: Annotated[int, _bytes_between(2**16, 2**40)] = _written_default("20M")
     log_backups: Annotated[int, Field(ge=0, le=100)] = 5

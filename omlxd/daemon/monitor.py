@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, ModelView, RequestView
+from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, ModelView, RequestState, RequestView
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.pool import EnginePool
@@ -23,9 +23,10 @@ class MemoryMonitor:
         """Memory and limits now, in bytes; perhaps in the middle of a step."""
         pool = self._pool
         reading, limits = pool.engine.read(), pool.limits
-        entries = pool.snapshot(reading).entries
+        snapshot = pool.snapshot(reading)
+        entries = snapshot.entries
         held_bytes = sum(entry.held_bytes for entry in entries)
-        samples, over_hard_samples = pool.engine.sampled()
+        sampled = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,
             active=reading.active_bytes,
@@ -34,14 +35,16 @@ class MemoryMonitor:
             base=reading.base_bytes,
             peak=max(pool.engine.peak_bytes(), reading.active_bytes),
             committed=sum(entry.committed_bytes for entry in entries),
-            unaccounted=max(0, reading.used_bytes - held_bytes),
+            unaccounted=max(0, reading.used_bytes - snapshot.prefix_bytes - held_bytes),
             soft_limit=limits.soft_bytes,
             hard_limit=limits.hard_bytes,
             binding=limits.binding,
             system_total=reading.system_total_bytes,
             system_available=reading.system_available_bytes,
-            samples=samples,
-            over_hard_samples=over_hard_samples,
+            samples=sampled.samples,
+            over_hard_samples=sampled.over_hard_samples,
+            over_hard_bytes=sampled.over_hard_bytes,
+            prefix_cache=snapshot.prefix_bytes,
         )
 
     def enforcer(self) -> EnforcerView:
@@ -54,12 +57,16 @@ class MemoryMonitor:
     def model(self, name: str) -> ModelView:
         """One model; raises UnknownModel."""
         entry = self._pool.resolve(name)
-        return self._view(entry, self._pool.engine.kv_bytes().get(entry.name, 0))
+        engine = self._pool.engine
+        return self._view(entry, engine.kv_bytes().get(entry.name, 0), engine.prefix_bytes().get(entry.name, 0))
 
     def models(self) -> tuple[ModelView, ...]:
         """All models, in the manifest's order."""
-        kv_bytes = self._pool.engine.kv_bytes()
-        return tuple(self._view(entry, kv_bytes.get(entry.name, 0)) for entry in self._pool.entries.values())
+        kv_bytes, prefix_bytes = self._pool.engine.kv_bytes(), self._pool.engine.prefix_bytes()
+        return tuple(
+            self._view(entry, kv_bytes.get(name, 0), prefix_bytes.get(name, 0))
+            for name, entry in self._pool.entries.items()
+        )
 
     def requests(self) -> tuple[RequestView, ...]:
         """The generations in flight."""
@@ -77,8 +84,8 @@ class MemoryMonitor:
         """Seconds since the engine's last finished step while it has work; 0.0 when idle."""
         return self._pool.engine.stalled_s()
 
-    def _view(self, entry: EnginePoolEntry, kv_bytes: int) -> ModelView:
-        now_s, used_s = self._pool.clock(), entry.last_used
+    def _view(self, entry: EnginePoolEntry, kv_bytes: int, prefix_bytes: int) -> ModelView:
+        now_s, used_s, parked = self._pool.clock(), entry.last_used, len(entry.parked)
         promised_bytes = self._pool.ledger.share(entry.name).committed_bytes
         return ModelView(
             name=entry.name,
@@ -88,11 +95,11 @@ class MemoryMonitor:
             path=entry.settings.path or entry.settings.repo or "",
             weights_bytes=entry.weights_bytes,
             kv_bytes=kv_bytes,
-            prefix_cache_bytes=0,
+            prefix_cache_bytes=prefix_bytes,
             committed_bytes=entry.snapshot(now_s, kv_bytes, promised_bytes).committed_bytes,
             running=entry.running,
-            waiting=len(entry.requests) - entry.running,
-            parked=0,
+            waiting=len(entry.requests) - entry.running - parked,
+            parked=parked,
             tokens_per_s=_sum_or_none(entry),
             last_used_s=None if used_s is None else max(0.0, now_s - used_s),
             ttl_left_s=ttl_left_s(entry, now_s),
@@ -104,5 +111,6 @@ class MemoryMonitor:
 
 def _sum_or_none(entry: EnginePoolEntry) -> float | None:
     """Tokens per second of all its requests together; None while none decodes."""
-    speeds = [speed for generation in entry.requests.values() if (speed := generation.tokens_per_s) is not None]
+    running = [each for each in entry.requests.values() if each.state is not RequestState.PARKED]
+    speeds = [speed for generation in running if (speed := generation.tokens_per_s) is not None]
     return sum(speeds) if speeds else None

@@ -1,26 +1,27 @@
-"""The OpenAI-style API on both doors: `/v1/models` and `/v1/chat/completions`, streamed or whole."""
+"""The OpenAI-style API on both doors: `/v1/models`, `/v1/chat/completions` and `/v1/completions`."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from omlxd.core.errors import EngineFailed, OmlxError
-from omlxd.core.states import EntryState, RequestState
+from omlxd.core.errors import OmlxError
 from omlxd.daemon.app import Daemon
-from omlxd.daemon.bodies import ChatBody, read_body
+from omlxd.daemon.bodies import read_body
 from omlxd.daemon.http_errors import JsonResponse, error_body, internal_error
+from omlxd.daemon.listening import HEARTBEAT_S, close_all, listen, wait_for_first, waiting_for
+from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
+from omlxd.daemon.openai_bodies import AnswerBody, ChatBody, CompletionBody
 from omlxd.daemon.request import Generation
 from omlxd.daemon.streams import SERVER_SENT_EVENTS, Stream, while_connected
 
 CHAT_PATH = "/v1/chat/completions"
-_HEARTBEAT_S = 1.0
+COMPLETIONS_PATH = "/v1/completions"
 _CLIENT_GONE = 499  # nobody reads it
 
 
@@ -31,6 +32,7 @@ def routes(daemon: Daemon) -> list[Route]:
         Route("/v1/models", api.models, methods=["GET"]),
         Route("/v1/models/{name}", api.model, methods=["GET"]),
         Route(CHAT_PATH, api.chat, methods=["POST"]),
+        Route(COMPLETIONS_PATH, api.completions, methods=["POST"]),
     ]
 
 
@@ -52,126 +54,103 @@ class _OpenAiApi:
 
     async def chat(self, request: Request) -> Response:
         body = await read_body(request, ChatBody)
-        generation = self._daemon.pool.generate(
-            body.model,
-            messages=[message.for_template() for message in body.messages],
-            max_tokens=body.max_tokens,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            seed=None if body.seed is None else body.seed % 2**63,
-            stop=body.stops,
+        messages = [message.for_template() for message in body.messages]
+        generations = await self._start(body, [{"messages": messages}], body.length)
+        return await self._answer(request, body, Answer(ChatShape(), generations, body.includes_usage))
+
+    async def completions(self, request: Request) -> Response:
+        body = await read_body(request, CompletionBody)
+        prompts = [{"prompt": each} if isinstance(each, str) else {"tokens": each} for each in body.prompts]
+        generations = await self._start(body, prompts, body.max_tokens)
+        return await self._answer(
+            request, body, Answer(CompletionShape(), generations, body.includes_usage, len(prompts))
         )
-        return await (self._stream(request, generation) if body.stream else self._whole(request, generation))
 
-    async def _whole(self, request: Request, generation: Generation) -> Response:
-        async with generation:
-            text = await while_connected(request, generation.text())
-        if text is None:
-            return Response(status_code=_CLIENT_GONE)
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "logprobs": None,
-            "finish_reason": _finish_reason(generation),
-        }
-        usage = {
-            "prompt_tokens": generation.prompt_tokens,
-            "completion_tokens": generation.generated_tokens,
-            "total_tokens": generation.prompt_tokens + generation.generated_tokens,
-        }
-        return JsonResponse(self._head(generation, "chat.completion") | {"choices": [choice], "usage": usage})
+    async def _start(
+        self, body: AnswerBody, prompts: Sequence[Mapping[str, Any]], max_tokens: int | None
+    ) -> list[Generation]:
+        """A generation for each choice of each prompt; all or none."""
+        started: list[Generation] = []
+        try:
+            for prompt in prompts:
+                for choice in range(body.choices):
+                    options = {"max_tokens": max_tokens, **sampling_options(body, choice)}
+                    started.append(self._daemon.pool.generate(body.model, **prompt, **options))
+        except OmlxError:
+            await close_all(started)
+            raise
+        return started
 
-    async def _stream(self, request: Request, generation: Generation) -> Response:
+    async def _answer(self, request: Request, body: AnswerBody, answer: Answer) -> Response:
+        return await (self._stream(request, answer) if body.stream else self._whole(request, answer))
+
+    async def _whole(self, request: Request, answer: Answer) -> Response:
+        try:
+            texts = await while_connected(request, _texts(answer.generations))
+        finally:
+            await close_all(answer.generations)
+        return Response(status_code=_CLIENT_GONE) if texts is None else JsonResponse(answer.whole(texts))
+
+    async def _stream(self, request: Request, answer: Answer) -> Response:
         """What fails within the first second is a real HTTP status; later it has to be a frame of the stream."""
-        heard = await while_connected(request, generation.wait(_HEARTBEAT_S))
-        failed = generation.error if generation.generated_tokens == 0 else None
+        heard = await while_connected(request, wait_for_first(answer.generations, HEARTBEAT_S))
+        failed = next((each.error for each in answer.generations if each.error and not each.generated_tokens), None)
         if heard is None or failed is not None:
-            await generation.aclose()
+            await close_all(answer.generations)
             if failed is not None:
                 raise failed
             return Response(status_code=_CLIENT_GONE)
-        return Stream(self._frames(generation), SERVER_SENT_EVENTS)
+        return Stream(self._frames(answer, request.url.path), SERVER_SENT_EVENTS)
 
-    async def _frames(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        head = self._head(generation, "chat.completion.chunk")
-        before, after = _around_text(head)
+    async def _frames(self, answer: Answer, path: str) -> AsyncGenerator[bytes, None]:
+        generations = answer.generations
         try:
-            async with generation:
-                if not generation.ended and generation.generated_tokens == 0:
-                    yield self._comment(generation)
-                yield _frame(head | _choice({"role": "assistant", "content": ""}))
-                while True:
-                    if not await generation.wait(_HEARTBEAT_S):
-                        yield self._comment(generation)
-                        continue
-                    try:
-                        chunk = await anext(generation)
-                    except StopAsyncIteration:
-                        break
-                    if chunk.text:
-                        yield before + _json(chunk.text) + after
-            yield _frame(head | _choice({}, _finish_reason(generation)) | {"omlxd": _figures(generation)})
+            if not any(each.ended or each.generated_tokens for each in generations):
+                yield self._comment(generations)
+            for piece in answer.opening():
+                yield piece
+            async with aclosing(listen(generations)) as heard:
+                async for news in heard:
+                    if news is None:
+                        yield self._comment(generations)
+                    elif news.chunk is None:
+                        yield answer.closing(news.index)
+                    elif news.chunk.text:
+                        yield answer.text(news.index, news.chunk.text)
+            for piece in answer.counts():
+                yield piece
         except OmlxError as error:
-            yield _frame({"error": error_body(error, CHAT_PATH)})
+            yield frame({"error": error_body(error, path)})
         except Exception:
-            yield _frame({"error": error_body(internal_error(), CHAT_PATH)})
+            yield frame({"error": error_body(internal_error(), path)})
             raise  # into the log
         finally:
-            await generation.aclose()
-        yield b"data: [DONE]\n\n"
+            await close_all(generations)
+        yield DONE
 
-    def _comment(self, generation: Generation) -> bytes:
+    def _comment(self, generations: Sequence[Generation]) -> bytes:
         """What it waits for; clients skip it, `omlxd run` shows it, and it keeps the connection alive."""
-        view = self._daemon.monitor.model(generation.model)
-        if view.state is EntryState.LOADING:
-            return f": loading {view.name} {100 * (view.load_progress or 0):.0f}%\n\n".encode()
-        if generation.state is RequestState.PREFILL:
-            return f": prompt {generation.prefilled_tokens}/{generation.prompt_tokens}\n\n".encode()
-        if generation.state is RequestState.DECODE:
-            return b": working\n\n"
-        return f": waiting for {view.name}\n\n".encode()
+        return f": {waiting_for(self._daemon, generations)}\n\n".encode()
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": int(self._daemon.started_at), "owned_by": "omlxd"}
 
-    def _head(self, generation: Generation, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-{generation.id}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": generation.model,
-        }
 
-
-def _finish_reason(generation: Generation) -> str:
-    if generation.finish_reason is None:
-        raise EngineFailed(f"the request to `{generation.model}` ended without a reason")
-    return generation.finish_reason.value
-
-
-def _choice(delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]}
-
-
-def _figures(generation: Generation) -> dict[str, Any]:
+def sampling_options(body: AnswerBody, choice: int) -> dict[str, Any]:
+    """The options of `generate` that say how tokens are chosen; each choice has random numbers of its own."""
     return {
-        "prompt_tokens": generation.prompt_tokens,
-        "generated_tokens": generation.generated_tokens,
-        "first_token_s": generation.first_token_s,
-        "tokens_per_s": generation.tokens_per_s,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "seed": None if body.seed is None else (body.seed + choice) % 2**63,
+        "stop": body.stops,
     }
 
 
-def _frame(content: dict[str, Any]) -> bytes:
-    return b"data: " + _json(content) + b"\n\n"
-
-
-def _around_text(head: dict[str, Any]) -> tuple[bytes, bytes]:
-    """The same frame for every token of a stream, in two parts with the text between them."""
-    mark = "\0"  # JSON never holds it as it is, so it stands once
-    before, after = _frame(head | _choice({"content": mark})).split(_json(mark))
-    return before, after
-
-
-def _json(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+async def _texts(generations: Sequence[Generation]) -> list[str]:
+    """Each one's whole text; raises as soon as one has failed."""
+    pieces: list[list[str]] = [[] for _ in generations]
+    async with aclosing(listen(generations)) as heard:
+        async for news in heard:
+            if news is not None and news.chunk is not None:
+                pieces[news.index].append(news.chunk.text)
+    return ["".join(each) for each in pieces]

@@ -32,9 +32,11 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.growth import Growth
 from omlxd.daemon.learning import costs_of_files
 from omlxd.daemon.link import EngineLink
-from omlxd.daemon.loading import LoadQueue, OnProgress
+from omlxd.daemon.load_ticket import OnProgress
+from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
-from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wait, unknown
+from omlxd.daemon.prefix import PrefixBudget
+from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
 from omlxd.daemon.request import Generation, check_prompt, check_wish
 from omlxd.daemon.serving import Serving
 from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
@@ -65,11 +67,16 @@ class EnginePool:
         engine: what runs the models; by default one thread with MLX.
         clock: monotonic seconds.
         emit: where events go.
-        load_wait_s: seconds a load may wait for busy models before it ends in Busy.
+        load_wait_s: seconds a load may wait for memory that nobody in the pool gives back before it ends in Busy.
+        fair_wait_s: seconds a load waits before models in use take nothing new, end what they have, and make way; None
+            for no turns: what is idle goes at once, and a model in use blocks a load for up to `load_wait_s`.
         drain_timeout_s: seconds that `unload` lets running requests go on.
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
+        park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
+        prefix_cache_bytes: what ended requests may leave for prompts that begin the same way, all models together;
+            None for an eighth of the limit. It only ever takes what nobody else needs.
         read_folder: reads a model's files before it is loaded.
         fingerprint: tells whether they have changed since.
         costs_of: predicts what a model's requests take.
@@ -83,10 +90,13 @@ class EnginePool:
         clock: Callable[[], float] = time.monotonic,
         emit: Emit | None = None,
         load_wait_s: float = 60.0,
+        fair_wait_s: float | None = 10.0,
         drain_timeout_s: float = 30.0,
         prefill_chunk_tokens: int = 256,
         max_batch: int = 32,
         max_waiting: int = 256,
+        park_deadline_s: float = 300.0,
+        prefix_cache_bytes: int | None = None,
         read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
         fingerprint: Callable[[ModelSettings], str | None] | None = None,
         costs_of: CostsOf = costs_of_files,
@@ -105,8 +115,13 @@ class EnginePool:
         self.decisions = DecisionLog(self.emit)
         self.ledger = Ledger(max_batch)
         self.dispatch = Dispatch(self)
+        self.prefix = PrefixBudget(self, prefix_cache_bytes)
         self.link = EngineLink(
-            engine, self.dispatch.handle, prefill_chunk_tokens=prefill_chunk_tokens, max_batch=max_batch
+            engine,
+            self.dispatch.handle,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            max_batch=max_batch,
+            prefix_budget=self.prefix.bytes_now,
         )
         self.on_over_limit: Callable[[OverLimit], None] | None = None
         self.on_engine_started: Callable[[], None] | None = None
@@ -114,12 +129,12 @@ class EnginePool:
         self.change = asyncio.Event()
         self.door = Door(self, load_wait_s)
         self.growth = Growth(self)
-        self._serving = Serving(self)
+        self._serving = Serving(self, park_deadline_s)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
         self._entries = {name: self._entry(name, source) for name, source in models.items()}
         self._aliases = {alias: name for name, entry in self._entries.items() for alias in entry.settings.aliases}
-        self._loads = LoadQueue(self, load_wait_s)
+        self._loads = LoadQueue(self, load_wait_s, fair_wait_s)
         self._ids = count(1)
         self._admitting = True
 
@@ -171,7 +186,8 @@ class EnginePool:
         Raises:
             UnknownModel: no such model.
             DoesNotFit: it can never fit; nothing was evicted.
-            Busy: others held its memory for `load_wait_s`; LoadCancelled, ShuttingDown: it was stopped.
+            Busy: memory that nobody gives back was missing for `load_wait_s`.
+            LoadCancelled, ShuttingDown: it was stopped.
             LoadFailed: its files do not make a model.
         """
         entry = self.resolve(name)
@@ -256,7 +272,8 @@ class EnginePool:
         if entry.waiting >= self._max_waiting:
             raise too_many_wait(entry.name, entry.waiting)
         self.bind()
-        generation = Generation(f"r{next(self._ids)}", entry.name, self, self.clock)
+        order = next(self._ids)
+        generation = Generation(f"r{order}", entry.name, self, self.clock, order)
         self._serving.begin(entry, generation, asked, wish)
         return generation
 
@@ -275,9 +292,16 @@ class EnginePool:
 
     def snapshot(self, reading: MemoryReading) -> Snapshot:
         """What a decision may depend on, now."""
-        now_s, kv_bytes = self.clock(), self.engine.kv_bytes()
+        now_s, running = self.clock(), self.dispatch.running()
+        kv_bytes, prefix_bytes = self.engine.kv_bytes(), self.engine.prefix_bytes()
         entries = tuple(
-            entry.snapshot(now_s, kv_bytes.get(name, 0), self.ledger.share(name).committed_bytes)
+            entry.snapshot(
+                now_s,
+                kv_bytes.get(name, 0),
+                self.ledger.share(name).committed_bytes,
+                prefix_bytes.get(name, 0),
+                running.get(name, ()),
+            )
             for name, entry in self._entries.items()
         )
         return Snapshot(now_s, reading, entries)
@@ -292,18 +316,29 @@ class EnginePool:
         self.notify()
 
     async def evict(self, name: str, error: OmlxError) -> None:
-        """Unload the model now; requests that run end with `error`, those that wait survive. Hold `lock`.
+        """Unload the model now; those that wait survive. Hold `lock`.
+
+        Requests that run are parked under the `graceful` policy, and end with `error` under `reference`.
 
         Returns when the memory is back; giving up the wait does not stop the unload.
         """
         entry = self._entries[name]
         if entry.state is EntryState.LOADED:
             entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
+            entry.unloaded_by = decision_behind(error)
             self.link.wanted.resident.discard(name)
             self.dispatch.take_out(name, error)
             self.link.changed()
         if entry.unloaded is not None:
             await asyncio.shield(entry.unloaded)
+
+    async def park(self, request_id: str, reason: str, decision: str | None = None) -> bool:
+        """Take a running request out of the engine, and run it again when it fits; its caller sees a pause only.
+
+        Returns once its memory is back: True when it is parked, False when the engine does not have it or it ended.
+        `decision` is the id of the decision that took it out.
+        """
+        return await self.dispatch.park(request_id, reason, decision)
 
     async def abort_requests(self, name: str, error: OmlxError) -> None:
         """Abort all requests that the engine has for the model; returns when their memory is back."""
@@ -317,6 +352,10 @@ class EnginePool:
         """Stop the model's load at its next step; returns when its memory is back, False when there was none."""
         self.link.release()
         return await self._loads.cancel(self._entries[name], error)
+
+    async def trim_prefix_caches(self, keep_bytes: int) -> None:
+        """Shrink the prefix caches of all models together to `keep_bytes`; returns when their memory is back."""
+        await self.prefix.trim(keep_bytes)
 
     def notify(self) -> None:
         """Something changed that somebody may be waiting for."""

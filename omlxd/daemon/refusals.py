@@ -27,16 +27,22 @@ def fresh(error: OmlxError) -> OmlxError:
     return from_json(error.to_json())
 
 
-def aborted(model: str, reason: str) -> RequestAborted:
+def aborted(model: str, reason: str, decision: str | None = None) -> RequestAborted:
     """A request had to give way; `reason` completes "the request to `model` was aborted: ..."."""
-    return RequestAborted(
-        f"the request to `{model}` was aborted: {reason}", hint="send it again", details={"retry_after_s": 5.0}
-    )
+    details = {"retry_after_s": 5.0} | ({} if decision is None else {"decision": decision})
+    return RequestAborted(f"the request to `{model}` was aborted: {reason}", hint="send it again", details=details)
 
 
-def cancelled(model: str, reason: str) -> LoadCancelled:
+def cancelled(model: str, reason: str, decision: str | None = None) -> LoadCancelled:
     """A load was stopped; `reason` completes "the load of `model` was cancelled: ..."."""
-    return LoadCancelled(f"the load of `{model}` was cancelled: {reason}", hint="try again")
+    details = {} if decision is None else {"decision": decision}
+    return LoadCancelled(f"the load of `{model}` was cancelled: {reason}", hint="try again", details=details)
+
+
+def decision_behind(error: OmlxError) -> str | None:
+    """The id of the decision that this error is the consequence of, None when nobody decided it."""
+    decision = error.details.get("decision")
+    return decision if isinstance(decision, str) else None
 
 
 def shutting_down() -> ShuttingDown:
@@ -112,6 +118,15 @@ def no_room(model: str, answer: Admission, waited_s: float) -> Busy:
     )
 
 
+def parked_too_long(model: str, waited_s: float) -> Busy:
+    """A parked request did not fit again before its deadline."""
+    return Busy(
+        f"a request to `{model}` was parked for {waited_s:.0f} s and did not fit again (`park_deadline`)",
+        hint="try again later, or raise the limit with `omlxd limit`",
+        details={"model": model, "retry_after_s": 10.0},
+    )
+
+
 def system_short(model: str, reading: MemoryReading, limits: Limits) -> Busy:
     """Other programs leave the system less than `min_available`: nothing is loaded then."""
     available, least = reading.system_available_bytes, limits.min_available_bytes
@@ -152,6 +167,12 @@ def still_busy(model: str, room: Room, waited_s: float) -> Busy:
         hint="try again later, or `omlxd unload` a model",
         details={"model": model, **_numbers(room), **numbers},
     )
+
+
+def nobody_asks(model: str, room: Room) -> LoadCancelled:
+    """A load waits for models in use as long as somebody waits for it."""
+    who = ", ".join(f"`{name}`" for name in room.blockers) or "memory"
+    return cancelled(model, f"it would have to wait for {who}, and nobody asks for it any more")
 
 
 def _numbers(room: Room) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.limits import Machine
-from omlxd.core.manifest import Manifest, max_memory_bytes, min_available_bytes
+from omlxd.core.manifest import Manifest, max_memory_bytes, min_available_bytes, prefix_cache_bytes
 from omlxd.core.units import format_bytes, parse_size
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
@@ -43,6 +43,7 @@ async def assemble(
     saved = state_file.load()
     pool = _pool(manifest, bus, engine)
     machine = find_machine(pool.engine.device_cap())
+    pool.prefix.wish_bytes = prefix_cache_bytes(manifest.daemon.prefix_cache, machine)
     enforcer = _enforcer(manifest, pool, machine, saved, flags)
     daemon = Daemon(
         manifest=manifest,
@@ -81,6 +82,8 @@ def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePoo
         engine=engine,
         emit=bus.emit,
         load_wait_s=settings.load_timeout_s,
+        park_deadline_s=settings.park_deadline_s,
+        fair_wait_s=settings.fair_wait_s,
         drain_timeout_s=settings.drain_timeout_s,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         max_batch=settings.max_batch,

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 from omlxd.core.errors import ContextExceeded
-from omlxd.daemon.request import Prompt
+from omlxd.daemon.request import Encoded, Prompt
 from omlxd.engine.protocol import TextCodec
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class DaemonThreads(Executor):
             self._idle.release()
 
 
-async def tokenize(threads: Executor, model: str, asked: Prompt, codec: TextCodec) -> tuple[int, ...]:
+async def tokenize(threads: Executor, model: str, asked: Prompt, codec: TextCodec) -> Encoded:
     """The prompt's tokens, made on one of `threads`.
 
     Raises:
@@ -88,10 +88,10 @@ async def tokenize(threads: Executor, model: str, asked: Prompt, codec: TextCode
     return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, codec)
 
 
-def _encode(asked: Prompt, codec: TextCodec) -> tuple[int, ...]:
-    tokens = asked.encode(codec)
+def _encode(asked: Prompt, codec: TextCodec) -> Encoded:
+    encoded = asked.encode(codec)
     if asked.characters >= LONG_CHARACTERS:
         from omlxd.engine.gauges import trim_heap
 
         trim_heap()  # a tokenizer takes a hundred times the text, and glibc would keep it
-    return tokens
+    return encoded

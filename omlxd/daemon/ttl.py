@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from omlxd.core.errors import RequestAborted
 from omlxd.core.units import format_duration
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.refusals import aborted
 
 LONGEST_SLEEP_S = 3600.0
 
@@ -79,8 +79,8 @@ class IdleTimer:
         pool, begun_s = self._pool, self._pool.clock()
         idle_s = begun_s - (entry.used_at_s or begun_s)
         reason = f"unused for {format_duration(idle_s)}, its ttl is {format_duration(entry.settings.ttl_s or 0.0)}"
-        before = pool.engine.read()
-        await pool.evict(entry.name, RequestAborted(f"`{entry.name}` was unloaded: {reason}"))
+        before, decision = pool.engine.read(), pool.decisions.begin()
+        await pool.evict(entry.name, aborted(entry.name, f"it was unloaded, {reason}", decision))
         record = DecisionRecord(
             trigger="ttl",
             rung="ttl",
@@ -90,5 +90,6 @@ class IdleTimer:
             before=before,
             after=pool.engine.read(),
             duration_s=pool.clock() - begun_s,
+            decision=decision,
         )
         pool.decisions.add(record, pool.limits)

@@ -10,10 +10,21 @@ from collections.abc import Callable, Iterator
 
 from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
 from omlxd.core.states import FinishReason
+from omlxd.core.turns import (
+    UNKNOWN_BYTES_PER_S,
+    UNKNOWN_TOKEN_S,
+    Turn,
+    Waiting,
+    chunk_tokens,
+    next_turn,
+    slice_bytes,
+)
 from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
 from omlxd.engine.loader import LoadedModel, SlicedLoad
+from omlxd.engine.pace import Pace
+from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.protocol import (
     CacheDropped,
     EngineEvent,
@@ -35,8 +46,6 @@ from omlxd.engine.resident import ResidentModel, Running
 from omlxd.engine.text import ChatCodec
 
 UNLOAD_DEADLINE_S = 2.0
-SLICES_WAIT_TURNS = 4
-"""A load takes a slice at least each so many turns while prompts are being prefilled."""
 
 
 class PlanExecutor:
@@ -49,14 +58,14 @@ class PlanExecutor:
     Attributes:
         events: what happened since they were last taken, in order.
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
-        prefix_bytes: bytes in prefix caches by model; replaced, never changed.
+        prefixes: what ended requests have left for later ones.
         codecs: tokenizers of all models loaded so far.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
         self.events: list[EngineEvent] = []
         self.kv_bytes: dict[str, int] = {}
-        self.prefix_bytes: dict[str, int] = {}
+        self.prefixes = PrefixCaches()
         self.codecs: dict[str, ChatCodec] = {}
         self.started = False
         self._gauges, self._clock = gauges, clock
@@ -65,6 +74,7 @@ class PlanExecutor:
         self._cache_drops = 0
         self._models: dict[str, ResidentModel] = {}
         self._done_seq: dict[str, int] = {}
+        self._pace = Pace()
         self._load: SlicedLoad | None = None
         self._last_order = 0
         self._ended: set[str] = set()
@@ -72,7 +82,6 @@ class PlanExecutor:
         self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
         self._seq = 0
-        self._turn = 0
 
     def next_seq(self) -> int:
         """The number of the next event."""
@@ -83,23 +92,44 @@ class PlanExecutor:
     def has_work(self) -> bool:
         """Whether `steps` would do anything."""
         return self._load is not None or any(
-            model.prefilling or (model.decoding and self._is_granted(model)) for model in self._models.values()
+            model.prompts or (model.decoding and self._is_granted(model)) for model in self._models.values()
         )
 
     def steps(self) -> Iterator[None]:
-        """One round: a step of everything that has work; yields after each, when the caller may stop the round."""
-        self._turn += 1
-        for model in [model for model in self._models.values() if model.decoding]:
-            if self._is_granted(model):
-                self._decode(model)
+        """One round: a decode step of everybody, then one turn of a prompt or the load.
+
+        Yields after each step, when the caller may stop the round.
+        """
+        decoding = [model for model in self._models.values() if model.decoding and self._is_granted(model)]
+        for model in decoding:
+            self._decode(model)
             yield
-        prefilling = [model for model in self._models.values() if model.prefilling]
-        if prefilling:
-            self._prefill(prefilling[self._turn % len(prefilling)])
+        if self._take_turn(bool(decoding)):
             yield
-        if self._load and (not prefilling or self._turn % SLICES_WAIT_TURNS == 0):
-            self._load_slice(self._load, self._plan)
-            yield
+
+    def _take_turn(self, decoding: bool) -> bool:
+        """A chunk of the prompt, or a slice of the load, whose turn it is; False when nothing waits."""
+        now_s, load = self._clock(), self._load
+        prompts = sorted(
+            ((model, request) for model in self._models.values() for request in model.prompts),
+            key=lambda prompt: prompt[1].came_s,
+        )
+        waiting = [self._waiting_prompt(model, request, now_s) for model, request in prompts]
+        if load:
+            left_s = (load.total_bytes - load.done_bytes) / (self._pace.bytes_per_s or UNKNOWN_BYTES_PER_S)
+            waiting.append(Waiting(left_s, now_s - load.moved_s, is_load=True))
+        turn = next_turn(waiting, decoding=decoding)
+        if turn is None:
+            return False
+        if load and turn.index == len(prompts):
+            self._load_slice(load, turn)
+        else:
+            self._prefill(*prompts[turn.index], turn)
+        return True
+
+    def _waiting_prompt(self, model: ResidentModel, request: Running, now_s: float) -> Waiting:
+        token_s = self._pace.token_s.get(model.name, UNKNOWN_TOKEN_S)
+        return Waiting(request.left_tokens * token_s, now_s - request.moved_s)
 
     def _is_granted(self, model: ResidentModel) -> bool:
         """Whether the next decode step stays within what was reserved; asks once for more when it does not."""
@@ -117,6 +147,7 @@ class PlanExecutor:
             self._asked_block.clear()
         self._plan = plan
         self._gauges.obey(plan.limits)
+        self.prefixes.obey(plan.prefix_cache_bytes)  # before anything new begins in the room it makes
         if plan.cache_drops > self._cache_drops:
             self._cache_drops = plan.cache_drops
             gc.collect()
@@ -134,7 +165,7 @@ class PlanExecutor:
                 self._unload(name)
         if plan.load and plan.load.id > self._last_order and self._load is None:
             self._last_order = plan.load.id
-            self._load = SlicedLoad(plan.load, self._gauges, self._warm)
+            self._load = SlicedLoad(plan.load, self._gauges, self._warm, self._clock())
         self._add_requests(plan)
 
     def _remove_requests(self, plan: Plan) -> None:
@@ -155,7 +186,7 @@ class PlanExecutor:
             try:
                 if model is None:
                     raise EngineFailed(f"`{order.model}` is not loaded any more", hint="try again")
-                model.add(order)
+                model.add(order, self._clock())
             except OmlxError as error:
                 self._fail(request, error)
             except Exception as error:
@@ -167,6 +198,7 @@ class PlanExecutor:
         mlxlm.synchronize()  # what others have in flight would count as growth below
         weights_bytes, before = model.weights_bytes, self._gauges.active_bytes()
         gone = model.close()
+        self.prefixes.drop(name)
         self._ended.update(gone)
         del model
         deadline = self._clock() + UNLOAD_DEADLINE_S
@@ -220,6 +252,8 @@ class PlanExecutor:
         for model in self._models.values():
             for request in model.close():
                 self._fail(request, closing)
+        for name in self._models:
+            self.prefixes.drop(name)
         self._models.clear()
         if self._load:
             self._end_load(self._load, closing)
@@ -227,26 +261,32 @@ class PlanExecutor:
         if self.started:
             mlxlm.release_memory()
 
-    def _load_slice(self, load: SlicedLoad, plan: Plan) -> None:
+    def _load_slice(self, load: SlicedLoad, turn: Turn) -> None:
+        size_bytes = slice_bytes(load.total_bytes, self._pace.bytes_per_s, turn.budget_s)
+        began_s, done_bytes = self._clock(), load.done_bytes
         try:
             self._ensure_started()
-            loaded = load.step(plan.limits)
+            loaded = load.step(self._plan.limits, size_bytes)
         except OmlxError as error:
             self._end_load(load, error)
             return
         except Exception as error:
             self._end_load(load, _engine_failed(load.order.model, error))
             return
+        load.moved_s = self._clock()
+        self._pace.loaded(load.done_bytes - done_bytes, load.moved_s - began_s)
         self.events.append(
             LoadProgress(self.next_seq(), load.order.id, load.order.model, load.done_bytes, load.total_bytes)
         )
         if loaded:
             self._load = None
-            self._admit(load, loaded, plan)
+            self._admit(load, loaded)
 
-    def _admit(self, load: SlicedLoad, loaded: LoadedModel, plan: Plan) -> None:
-        name = loaded.name
-        self._models[name] = ResidentModel(loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits)
+    def _admit(self, load: SlicedLoad, loaded: LoadedModel) -> None:
+        name, plan = loaded.name, self._plan
+        self._models[name] = ResidentModel(
+            loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits, self.prefixes
+        )
         self.codecs[name] = loaded.codec
         self._gauges.unsettle()
         info = ModelInfo(loaded.weights_bytes, loaded.codec.context_length, loaded.codec.vocab_size, loaded.load_s)
@@ -264,19 +304,26 @@ class PlanExecutor:
             LoadEnded(self.next_seq(), load.order.id, load.order.model, error, self._gauges.read(at_rest=True))
         )
 
-    def _prefill(self, model: ResidentModel) -> None:
-        head = model.next_request
+    def _prefill(self, model: ResidentModel, prompt: Running, turn: Turn) -> None:
+        head, before = prompt.order.request, prompt.prefilled
+        granted = model.granted_chunk_tokens(prompt)
+        chunk = chunk_tokens(granted, self._pace.token_s.get(model.name), turn.budget_s)
         self._gauges.reset_peak()
+        began_s = self._clock()
         try:
-            request = model.prefill_step(self._take)
+            request = model.prefill_step(prompt, chunk, self._take)
         except Exception as error:
             model.remove({head})
             mlxlm.release_memory()
             self._fail(head, _engine_failed(model.name, error))
             return
         if request:
-            total, transient = len(request.order.prompt), self._gauges.above_active_bytes()
-            self.events.append(Prefilled(self.next_seq(), head, request.prefilled, total, transient, request.kv_bytes))
+            request.moved_s = self._clock()
+            run_tokens = min(chunk, request.prefilled - max(before, request.reused))
+            self._pace.prefilled(model.name, run_tokens, request.moved_s - began_s)
+            total, transient = len(request.tokens), self._gauges.above_active_bytes()
+            figures = (request.prefilled, total, transient, request.kv_bytes, request.reused)
+            self.events.append(Prefilled(self.next_seq(), head, *figures))
         self._report_finished()
 
     def _decode(self, model: ResidentModel) -> None:
@@ -293,7 +340,8 @@ class PlanExecutor:
     def _take(self, request: Running, token: int) -> bool:
         text, reason = request.accept(token)
         name = request.order.request
-        self.events.append(Generated(self.next_seq(), name, text, 0 if token in request.end_ids else 1))
+        ids = () if token in request.end_ids else (token,)
+        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids))
         if reason is None:
             return True
         self._ended.add(name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,6 @@ from omlxd.engine.text import ChatCodec
 
 if TYPE_CHECKING:
     import mlx.core as mx
-
-SLICE_BYTES = 64 * MIB
-"""7 ms a slice on a fast disk; 256 MiB load 10 % faster and stop four times later."""
 
 # Not `omlxd check`: the daemon has looked at all that it looks at before it ordered the load.
 _AGAIN = "download the model again, or choose another conversion of it"
@@ -47,20 +43,31 @@ class SlicedLoad:
         order: what to load.
         gauges: read before each slice.
         warm: codecs of models that were loaded before, by folder; reused while the tokenizer's files are the same.
+        now_s: when it was ordered.
+
+    Attributes:
+        moved_s: when it took its last step, kept by who lets it.
     """
 
-    def __init__(self, order: LoadOrder, gauges: Gauges, warm: dict[str, tuple[object, ChatCodec]]) -> None:
+    def __init__(
+        self, order: LoadOrder, gauges: Gauges, warm: dict[str, tuple[object, ChatCodec]], now_s: float
+    ) -> None:
         self.order = order
+        self.moved_s = now_s
         self.done_bytes = 0
         self.total_bytes = order.weights_bytes
         self._gauges, self._warm = gauges, warm
         self._started_s = time.perf_counter()
         self._module: Any = None
         self._codec: ChatCodec | None = None
-        self._slices: Iterator[list[mx.array]] | None = None
+        self._arrays: list[mx.array] | None = None
 
-    def step(self, limits: EngineLimits) -> LoadedModel | None:
+    def step(self, limits: EngineLimits, slice_bytes: int) -> LoadedModel | None:
         """Take the next slice (the first call opens the files); the model once all of it is in memory.
+
+        Args:
+            limits: in force now.
+            slice_bytes: about how much to take; at least one tensor.
 
         Raises:
             LoadFailed: the folder does not make a model.
@@ -69,11 +76,10 @@ class SlicedLoad:
         import mlx.core as mx
 
         try:
-            if self._slices is None:
+            if self._arrays is None:
                 self._open()
                 return None
-            group = next(self._slices, None)
-            if group is not None:
+            if group := next_slice(self._arrays, slice_bytes):
                 size = sum(array.nbytes for array in group)
                 self._refuse_beyond_hard(size, limits)
                 mx.eval(group)
@@ -90,7 +96,7 @@ class SlicedLoad:
 
     def abandon(self) -> None:
         """Give back what was taken so far."""
-        self._module = self._slices = self._codec = None
+        self._module = self._arrays = self._codec = None
         mlxlm.release_memory()
         trim_heap()
 
@@ -106,7 +112,8 @@ class SlicedLoad:
         self._codec = self._read_codec(folder, config)
         arrays = mlxlm.every_array(self._module)
         self.total_bytes = sum(array.nbytes for array in arrays)
-        self._slices = slices(arrays, SLICE_BYTES)
+        arrays.reverse()
+        self._arrays = arrays
 
     def _read_codec(self, folder: Path, config: dict[str, Any]) -> ChatCodec:
         stamp = tuple(
@@ -156,17 +163,14 @@ class SlicedLoad:
             )
 
 
-def slices(arrays: list[mx.array], slice_bytes: int) -> Iterator[list[mx.array]]:
-    """Groups of whole tensors of about `slice_bytes`; hands each array out once and keeps none."""
-    arrays.reverse()
-    while arrays:
-        group = [arrays.pop()]
-        size = group[0].nbytes
-        while arrays and size + arrays[-1].nbytes <= slice_bytes:
-            group.append(arrays.pop())
-            size += group[-1].nbytes
-        yield group
-        del group
+def next_slice(arrays: list[mx.array], slice_bytes: int) -> list[mx.array]:
+    """Whole tensors of about `slice_bytes`, at least one, taken off the end of `arrays`; empty when none is left."""
+    group: list[mx.array] = []
+    size = 0
+    while arrays and (not group or size + arrays[-1].nbytes <= slice_bytes):
+        group.append(arrays.pop())
+        size += group[-1].nbytes
+    return group
 
 
 def _vocab_size(config: dict[str, Any], tokenizer: Any) -> int:

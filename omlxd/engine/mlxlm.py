@@ -7,6 +7,7 @@ All functions and methods run on the engine's thread.
 
 from __future__ import annotations
 
+import copy
 import gc
 import glob
 import resource
@@ -131,6 +132,80 @@ def cache_bytes(cache: Sequence[Any]) -> int:
     return sum(layer.nbytes for layer in cache)
 
 
+def is_copyable(cache: Sequence[Any]) -> bool:
+    """Whether a copy of such caches can serve another request."""
+    from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+
+    return all(type(layer) in (KVCache, RotatingKVCache, ArraysCache) and not layer.empty() for layer in _plain(cache))
+
+
+def is_cuttable(cache: Sequence[Any]) -> bool:
+    """Whether tokens can be taken off the end: not once a window has moved on, and not from a recurrent state."""
+    from mlx_lm.models.cache import can_trim_prompt_cache
+
+    return bool(can_trim_prompt_cache(list(cache)))
+
+
+def holds_tokens(cache: Sequence[Any], tokens: int) -> bool:
+    """Whether the caches are at this position, as far as they know it (a recurrent state does not)."""
+    return all(layer.offset == tokens for layer in _plain(cache) if hasattr(layer, "offset"))
+
+
+def share_copy(cache: Sequence[Any]) -> list[Any]:
+    """A copy of the caches that shares their memory until one of the two is written to."""
+    return copy.deepcopy(list(cache))
+
+
+def cut_room(cache: Sequence[Any]) -> None:
+    """Cut off what the caches hold beyond their tokens: room to grow, and what a window has left behind.
+
+    Nothing is evaluated: `cache_bytes` tells what `make_contiguous` will leave of them.
+    """
+    import mlx.core as mx
+    from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+    with mx.stream(stream()):
+        for layer in _plain(cache):
+            if type(layer) is KVCache:
+                _keep_rows(layer, slice(layer.offset))
+            elif type(layer) is RotatingKVCache and layer.offset < layer.max_size:
+                _keep_rows(layer, slice(layer._idx))
+            elif type(layer) is RotatingKVCache and layer.keep == 0 and layer._idx == layer.keys.shape[2]:
+                _keep_rows(layer, slice(-layer.max_size, None))  # they are in order: the last ones count
+                layer._idx = layer.keys.shape[2]
+
+
+def own_copy(cache: Sequence[Any], surplus_tokens: int) -> list[Any]:
+    """A copy without the last `surplus_tokens` for a request to go on with, as if it had run the rest itself."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import KVCache, trim_prompt_cache
+
+    own = share_copy(cache)
+    if surplus_tokens:
+        trim_prompt_cache(own, surplus_tokens)
+        cut_room(own)
+    with mx.stream(stream()):
+        for layer in _plain(own):
+            if type(layer) is KVCache:  # a plain cache ends at a multiple of its step, and so grows as was reserved
+                room = [(0, 0), (0, 0), (0, -layer.offset % KVCache.step), (0, 0)]
+                layer.keys, layer.values = mx.pad(layer.keys, room), mx.pad(layer.values, room)
+    make_contiguous(own)
+    return own
+
+
+def _keep_rows(layer: Any, rows: slice) -> None:
+    layer.keys, layer.values = layer.keys[..., rows, :], layer.values[..., rows, :]
+
+
+def _plain(cache: Sequence[Any]) -> Iterator[Any]:
+    """The layers' caches, also of layers that have several."""
+    for layer in cache:
+        if hasattr(layer, "caches"):
+            yield from _plain(layer.caches)
+        else:
+            yield layer
+
+
 def make_contiguous(cache: Sequence[Any]) -> None:
     """Copy each layer's rows into buffers of their own, one layer at a time, so that what was cut off is freed.
 
@@ -158,8 +233,8 @@ def _leaves(tree: Any) -> Iterator[Any]:
 Sampler = Callable[[Any], Any]
 
 
-def make_sampler(sampling: Sampling) -> Sampler:
-    """Greedy at temperature 0; else random numbers that depend on the seed and the position alone.
+def make_sampler(sampling: Sampling, position: int = 0) -> Sampler:
+    """Greedy at temperature 0; else random numbers that depend on the seed and the position in the answer alone.
 
     mlx-lm's samplers draw from MLX's global random state, where one request's tokens depend on its neighbours.
     """
@@ -168,7 +243,6 @@ def make_sampler(sampling: Sampling) -> Sampler:
 
     if sampling.temperature <= 0:
         return greedy_sampler  # type: ignore[no-any-return]
-    position = 0
 
     def sample(logprobs: mx.array) -> mx.array:
         nonlocal position
@@ -267,6 +341,14 @@ class DecodeBatch:
         self._generator.remove(list(uids))
         self.rows -= len(uids)
         make_contiguous(self._generator._generation_batch.prompt_cache)
+
+    def extract(self, uid: int) -> list[Any]:
+        """A row's caches, which hold every token that `step` has returned for it; lazy, so that their size is free."""
+        import mlx.core as mx
+
+        with mx.stream(stream()):
+            cache, _ = self._generator.extract_cache([uid])[uid]
+        return list(cache)
 
     @property
     def nbytes(self) -> int:

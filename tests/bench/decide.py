@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from omlxd.core.memory import MemoryReading
+from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.policy import decide
-from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
+from omlxd.core.snapshot import EntrySnapshot, Limits, RequestSnapshot, Snapshot
 from omlxd.core.states import EntryState
 from tests.bench.report import Row, Target, alone
 from tests.bench.scratch import Scratch
@@ -19,18 +20,21 @@ MIB = 2**20
 
 
 def run(scratch: Scratch) -> Iterator[Row]:
-    """Over the limit with everything loaded: a victim to find, and the worst case, where all are pinned."""
-    for what, pinned in (("one to unload", False), ("all pinned", True)):
-        medians = []
-        for size in SIZES:
-            row = _measure(f"decide, {size} models, {what}", size, pinned, scratch.rounds(200, 20))
-            medians.append(row.ours.median)
-            yield row
-        yield alone(f"log-log slope, {what}", "", [_slope(SIZES, medians)])
+    """Over the limit with everything loaded, for both policies: a victim to find, all pinned, all with requests."""
+    for policy in Policy:
+        for what, entry in (("one to unload", _idle), ("all pinned", _pinned), ("all busy", _busy)):
+            medians = []
+            for size in SIZES:
+                row = _measure(f"decide {policy}, {size} models, {what}", policy, entry, size, scratch.rounds(200, 20))
+                medians.append(row.ours.median)
+                yield row
+            yield alone(f"log-log slope {policy}, {what}", "", [_slope(SIZES, medians)])
 
 
-def _measure(figure: str, size: int, pinned: bool, rounds: int) -> Row:
-    snapshot, limits = _snapshot(size, pinned), Limits(size * MIB // 2, size * MIB)
+def _measure(figure: str, policy: Policy, entry: Callable[[int, int], EntrySnapshot], size: int, rounds: int) -> Row:
+    limits = Limits(size * MIB // 2, size * MIB, policy=policy)
+    reading = MemoryReading(active_bytes=size * MIB)
+    snapshot = Snapshot(float(size), reading, tuple(entry(number, size) for number in range(size)))
     times_ms = []
     for _ in range(rounds):
         began_s = time.perf_counter()
@@ -39,18 +43,23 @@ def _measure(figure: str, size: int, pinned: bool, rounds: int) -> Row:
     return alone(figure, "ms", times_ms, TARGET if size == JUDGED_SIZE else None)
 
 
-def _snapshot(size: int, pinned: bool) -> Snapshot:
-    entries = tuple(
-        EntrySnapshot(
-            f"model-{number:05d}",
-            EntryState.LOADED,
-            pinned=pinned,
-            weights_bytes=MIB,
-            last_used_s=float(number * 7919 % size),  # no order that a sort could profit from
-        )
-        for number in range(size)
+def _idle(number: int, size: int) -> EntrySnapshot:
+    return EntrySnapshot(
+        f"model-{number:05d}",
+        EntryState.LOADED,
+        weights_bytes=MIB,
+        last_used_s=float(number * 7919 % size),  # no order that a sort could profit from
     )
-    return Snapshot(now_s=float(size), reading=MemoryReading(active_bytes=size * MIB), entries=entries)
+
+
+def _pinned(number: int, size: int) -> EntrySnapshot:
+    return replace(_idle(number, size), pinned=True)
+
+
+def _busy(number: int, size: int) -> EntrySnapshot:
+    order = number * 7919 % size
+    requests = (RequestSnapshot(f"r{order}", order, MIB),)
+    return replace(_idle(number, size), last_used_s=float(size), running=1, leases=1, requests=requests)
 
 
 def _slope(sizes: Sequence[int], times_ms: Sequence[float]) -> float:

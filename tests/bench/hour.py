@@ -71,7 +71,6 @@ def live_through(scratch: Scratch, policy: str) -> Hour:
         "policy": policy,
         "max_memory": int(MOVES[0] * weights),
         "hard_limit": int(max(MOVES) * weights) + HARD_ABOVE_SOFT,
-        "min_available": 0,
         "load_timeout": "5m",
     }
     habits = Habits(MODELS, asks=scratch.rounds(25, 6))

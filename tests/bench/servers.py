@@ -59,7 +59,7 @@ def our_daemon(
     """Start a daemon that knows `models`, some with a `ttl`, with these keys of `[daemon]`; stopped at the end."""
     at = Home(home)
     manifest: dict[str, dict[str, Any]] = {
-        "daemon": settings,
+        "daemon": {"min_available": 0, **settings},
         "api": {"listen": "127.0.0.1:0"},
         "models": {name: {"path": str(path)} for name, path in models.items()},
     }

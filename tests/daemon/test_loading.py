@@ -87,8 +87,8 @@ async def test_a_load_waits_for_a_busy_model_and_takes_its_place_when_it_is_idle
 
 
 @on_virtual_time
-async def test_a_load_that_waits_too_long_says_who_blocks_it_and_what_is_missing() -> None:
-    scene = Scene({"a": 600, "b": 600}, step_s=1.0, answer_tokens=None, load_wait_s=20.0)
+async def test_without_turns_a_load_that_waits_too_long_says_who_blocks_it_and_what_is_missing() -> None:
+    scene = Scene({"a": 600, "b": 600}, step_s=1.0, answer_tokens=None, load_wait_s=20.0, fair_wait_s=None)
     async with scene.pool as pool:
         scene.enforcer(1000).start()
         generation = pool.generate("a", prompt="hi", max_tokens=1000)

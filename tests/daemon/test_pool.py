@@ -23,7 +23,7 @@ from omlxd.core.errors import (
 from omlxd.core.events import EventName
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.states import EntryState, FinishReason
-from omlxd.daemon.loading import LoadStatus
+from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.pool import EnginePool
 from omlxd.engine.protocol import MIB, Plan
 from tests.fakes.clock import on_virtual_time, run

@@ -41,13 +41,13 @@ def threads() -> Iterator[DaemonThreads]:
 
 
 async def test_a_prompt_is_tokenized_on_another_thread_that_ends_when_it_is_told_to(threads: DaemonThreads) -> None:
-    assert await tokenize(threads, "chat", Prompt(text="hello"), Codec()) == (1,) * 5
+    assert (await tokenize(threads, "chat", Prompt(text="hello"), Codec())).tokens == (1,) * 5
 
 
 async def test_what_cannot_fit_the_context_is_refused_without_being_tokenized(threads: DaemonThreads) -> None:
     codec = Codec()
     fits, too_long = "x" * (100 * CHARACTERS_PER_TOKEN), "x" * (100 * CHARACTERS_PER_TOKEN + 1)
-    assert len(await tokenize(threads, "chat", Prompt(text=fits), codec)) == len(fits)
+    assert len((await tokenize(threads, "chat", Prompt(text=fits), codec)).tokens) == len(fits)
     for prompt in (Prompt(text=too_long), Prompt(messages=({"role": "user", "content": too_long},))):
         with pytest.raises(ContextExceeded, match="characters"):
             await tokenize(threads, "chat", prompt, codec)

@@ -14,14 +14,16 @@ from starlette.routing import Route
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
 from omlxd.daemon import control_api, http_errors, openai_api
-from omlxd.daemon.bodies import ChatBody, LimitsBody, LoadBody, PinBody, StopBody, UnloadBody
+from omlxd.daemon.bodies import LimitsBody, LoadBody, PinBody, StopBody, UnloadBody
 from omlxd.daemon.http_errors import CONTROL_PREFIX
+from omlxd.daemon.openai_bodies import ChatBody, CompletionBody
 
 PAGE = Path(__file__).parents[2] / "man" / "omlxd-api.7"
 TEXT = PAGE.read_text()
 NOBODY: Any = None  # the routes are listed and not asked
 BODIES = {
     f"POST {openai_api.CHAT_PATH}": ChatBody,
+    f"POST {openai_api.COMPLETIONS_PATH}": CompletionBody,
     f"POST {CONTROL_PREFIX}/models/{{name}}/load": LoadBody,
     f"POST {CONTROL_PREFIX}/models/{{name}}/unload": UnloadBody,
     f"POST {CONTROL_PREFIX}/models/{{name}}/pin": PinBody,

@@ -15,6 +15,7 @@ from omlxd.core.memory import MemoryReading
 from omlxd.core.states import FinishReason
 from omlxd.daemon.model_files import read_model_folder
 from omlxd.engine.protocol import (
+    MIB,
     Engine,
     EngineEvent,
     EngineLimits,
@@ -92,8 +93,14 @@ class Loop:
         self.apply(load=None, resident=self.plan.resident | {model})
         return done
 
-    def start(self, request: str, prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 4) -> None:
-        order = GenerationOrder(request, "m", prompt, max_tokens)
+    def start(
+        self,
+        request: str,
+        prompt: tuple[int, ...] = (5, 6, 7),
+        max_tokens: int = 4,
+        generated: tuple[int, ...] = (),
+    ) -> None:
+        order = GenerationOrder(request, "m", prompt, max_tokens, generated=generated)
         self.apply(requests={**self.plan.requests, request: order})
 
     def leave_out(self, request: str) -> None:
@@ -204,6 +211,29 @@ def test_a_request_may_come_again_under_another_name(loop: Loop) -> None:
     assert loop.until(Finished).request == "r.2"
 
 
+def test_a_request_that_brings_what_it_had_generated_goes_on_behind_it(loop: Loop) -> None:
+    loop.load()
+    loop.start("whole", max_tokens=8)
+    loop.until(Finished)
+    loop.start("r", max_tokens=8)
+    loop.until(Generated, request="r")
+    loop.leave_out("r")
+    loop.until(RequestGone, Finished, request="r")
+    told = [event for event in loop.seen if isinstance(event, Generated) and event.request == "r"]
+    tokens = tuple(token for event in told for token in event.token_ids)
+    assert 1 <= len(tokens) <= 8
+    if len(tokens) < 8:
+        loop.start("r.2", max_tokens=8, generated=tokens)
+        loop.until(Finished, request="r.2")
+    told = [event for event in loop.seen if isinstance(event, Generated)]
+    whole = [event for event in told if event.request == "whole"]
+    parts = [event for event in told if event.request != "whole"]
+    assert [event.token_ids for event in whole] == [event.token_ids for event in parts]
+    assert "".join(event.text for event in whole) == "".join(event.text for event in parts)
+    totals = {event.request: event.total for event in loop.seen if isinstance(event, Prefilled)}
+    assert totals.get("r.2", 3 + len(tokens)) == 3 + len(tokens)
+
+
 def test_a_loaded_model_stays_until_a_plan_that_has_seen_it_leaves_it_out(loop: Loop) -> None:
     loop.apply(load=loop.order())
     done = loop.until(LoadDone)
@@ -306,6 +336,58 @@ def test_a_model_stands_still_at_the_end_of_its_grant_asks_once_and_goes_on_with
     assert sum(isinstance(event, NeedsBlock) for event in loop.seen) == 1
     loop.apply(granted_tokens={"m": 300})
     loop.until(Finished, request="r")
+
+
+def test_a_prompt_that_begins_like_an_ended_request_goes_on_from_there(loop: Loop) -> None:
+    loop.apply(prefix_cache_bytes=64 * MIB)
+    loop.load()
+    loop.start("r", prompt=LONG, max_tokens=4)
+    loop.until(Finished, request="r")
+    assert loop.engine.prefix_bytes()["m"] > 0
+    loop.start("other", prompt=(*LONG[:400], 77, 78), max_tokens=4)
+    loop.until(Finished, request="other")
+    told = [event for event in loop.seen if isinstance(event, Prefilled) and event.request == "other"]
+    assert {event.reused for event in told} == {400}
+    assert told[0].done > 400
+    assert told[-1].done == told[-1].total == 402
+
+
+def test_what_is_kept_for_later_prompts_is_given_back_before_anything_else_of_a_plan_begins(loop: Loop) -> None:
+    loop.load()
+    idle_bytes = loop.rest().active_bytes
+    loop.apply(prefix_cache_bytes=64 * MIB)
+    loop.start("r", prompt=LONG, max_tokens=4)
+    loop.until(Finished, request="r")
+    kept_bytes = loop.engine.prefix_bytes()["m"]
+    assert loop.rest().active_bytes >= idle_bytes + kept_bytes
+    loop.apply(prefix_cache_bytes=kept_bytes - 1)
+    assert loop.rest().active_bytes <= idle_bytes + 64 * 1024
+    assert not loop.engine.prefix_bytes().get("m")
+    loop.start("other", prompt=LONG, max_tokens=4)
+    loop.until(Finished, request="other")
+    assert not loop.engine.prefix_bytes().get("m"), "what is larger than the budget is not kept"
+
+
+def test_a_request_that_is_taken_out_leaves_nothing_for_others(loop: Loop) -> None:
+    loop.apply(prefix_cache_bytes=64 * MIB)
+    loop.load()
+    loop.start("r", prompt=LONG)
+    loop.until(Prefilled)
+    loop.leave_out("r")
+    loop.until(RequestGone)
+    assert not loop.engine.prefix_bytes().get("m")
+
+
+def test_what_a_model_has_kept_goes_with_it(loop: Loop) -> None:
+    before_bytes = loop.rest().active_bytes
+    loop.apply(prefix_cache_bytes=64 * MIB)
+    loop.load()
+    loop.start("r", prompt=LONG, max_tokens=4)
+    loop.until(Finished)
+    loop.apply(resident=frozenset(), requests={})
+    gone = loop.until(Unloaded)
+    assert "m" not in loop.engine.prefix_bytes()
+    assert gone.reading.active_bytes <= before_bytes + 64 * 1024
 
 
 def test_a_reading_at_rest_comes_while_it_is_busy(loop: Loop) -> None:

@@ -151,7 +151,7 @@ def test_an_exception_in_a_step_ends_only_that_models_requests_and_the_model_wor
     driver.load("good", tiny_model("qwen2", 1_500_000))
     make = mlxlm.make_sampler
 
-    def sampler(sampling: object) -> mlxlm.Sampler:
+    def sampler(sampling: object, position: int = 0) -> mlxlm.Sampler:
         if sampling.seed != 666:  # type: ignore[attr-defined]
             return make(sampling)  # type: ignore[arg-type]
         calls = 0

@@ -6,8 +6,9 @@ It is driven in one of three ways:
 - `loop`: it takes its steps on the event loop, one per turn, as long as there is work: deterministic, without threads;
 - `thread`: on a thread of its own like the real one, `step_s` apart: for end-to-end tests of the server.
 
-A request's answer is `tok0 tok1 tok2 ...`; it ends after `answer_tokens` tokens with `stop`, or at its `max_tokens`
-with `length`. A prompt has one token per word.
+A request's answer is `tok0 tok1 tok2 ...`, of the token ids 0, 1, 2, ...; it ends after `answer_tokens` tokens with
+`stop`, or at its `max_tokens` with `length`. A prompt has one token per word. A request that comes back after it was
+parked has to bring the tokens it had made, and goes on behind them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 from omlxd.core.errors import DoesNotFit, EngineFailed, InvalidRequest, LoadCancelled, LoadFailed, OmlxError
 from omlxd.core.memory import MemoryReading
+from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
 from omlxd.core.states import FinishReason
 from omlxd.engine.protocol import (
     MIB,
@@ -42,6 +44,7 @@ from omlxd.engine.protocol import (
     Prefilled,
     RequestFailed,
     RequestGone,
+    Sampled,
     TextCodec,
     Unloaded,
 )
@@ -71,10 +74,20 @@ class _Running:
     prefilled: int = 0
     generated: int = 0
     text: str = ""
+    reused: int = 0
+
+    def __post_init__(self) -> None:
+        self.generated = len(self.order.generated)
+        assert self.order.generated == tuple(range(self.generated)), "not the tokens that were generated"
+        self.text = "".join(f"tok{token} " for token in self.order.generated)
+
+    @property
+    def total(self) -> int:
+        return len(self.order.prompt) + len(self.order.generated)
 
     @property
     def tokens(self) -> int:
-        return self.prefilled + self.generated
+        return self.prefilled + self.generated - len(self.order.generated)
 
 
 @dataclass
@@ -112,6 +125,7 @@ class FakeEngine:
         measures_prefill: whether prefill steps tell what they took.
         load_errors: by model: what its load ends with after its first slice.
         step_errors: by model: what its next step raises; ends its requests.
+        stalled_for_s: since when the running step takes no end, as `stalled_s` tells it.
         hold_rests: a step is stuck: readings at rest are not answered.
         peak: the highest active memory so far.
         plans: every plan that was applied.
@@ -137,6 +151,7 @@ class FakeEngine:
         self.measures_prefill = False
         self.load_errors: dict[str, Exception] = {}
         self.step_errors: dict[str, Exception] = {}
+        self.stalled_for_s = 0.0
         self.hold_rests = False
         self.peak = 0
         self.plans: list[Plan] = []
@@ -152,6 +167,7 @@ class FakeEngine:
         self._load: _Loading | None = None
         self._last_order = 0
         self._ended: set[str] = set()
+        self._prefixes = PrefixIndex[None]()
         self._asked_blocks: dict[str, int] = {}
         self._dropped = 0
         self._paused_seq: int | None = None
@@ -206,13 +222,14 @@ class FakeEngine:
             return {name: self._kv(model) for name, model in self._models.items()}
 
     def prefix_bytes(self) -> Mapping[str, int]:
-        return {}
+        with self._wake:
+            return self._prefixes.by_model()
 
     def peak_bytes(self) -> int:
         return self.peak
 
-    def sampled(self) -> tuple[int, int]:
-        return 0, 0
+    def sampled(self) -> Sampled:
+        return Sampled()
 
     def codec(self, model: str) -> TextCodec | None:
         return self._codecs.get(model)
@@ -221,7 +238,10 @@ class FakeEngine:
         return self._device_cap
 
     def stalled_s(self) -> float:
-        return 0.0
+        return self.stalled_for_s
+
+    def stack(self) -> Sequence[str]:
+        return ("fakes/engine.py:1 step",) if self.stalled_for_s else ()
 
     def close(self, timeout_s: float = 10.0) -> bool:
         with self._wake:
@@ -244,7 +264,7 @@ class FakeEngine:
 
     @property
     def active_bytes(self) -> int:
-        """Weights, what a load has brought so far, KV caches and the leak."""
+        """Weights, what a load has brought so far, KV caches, kept prefixes and the leak."""
         return self._reading().active_bytes
 
     def step(self) -> bool:
@@ -301,6 +321,7 @@ class FakeEngine:
         if self._plan.granted_tokens != self._seen.granted_tokens:
             self._asked_blocks.clear()
         plan = self._seen = self._plan
+        self._prefixes.shrink(plan.prefix_cache_bytes)
         if plan.cache_drops > self._dropped:
             self._dropped = plan.cache_drops
             self._drop_cache()
@@ -337,6 +358,7 @@ class FakeEngine:
         for request in self._models.pop(name).requests:
             self._ended.add(request)
             self._send(RequestGone, request)
+        self._prefixes.drop(name)
         self._send(Unloaded, name, self._reading())
 
     def _work(self) -> bool:
@@ -354,7 +376,7 @@ class FakeEngine:
                 self._fail_all(model, error)
             granted = self._is_granted(name, model)
             for running in list(model.requests.values())[: self._plan.max_batch]:
-                if granted or running.prefilled < len(running.order.prompt):
+                if granted or running.prefilled < running.total:
                     self._run_request(model, running)
                     moved = True
         self._keep_under_hard()
@@ -367,7 +389,7 @@ class FakeEngine:
 
     def _is_granted(self, name: str, model: _Loaded) -> bool:
         """Whether the next token of its longest request is within what was reserved; asks once when it is not."""
-        decoding = [each for each in model.requests.values() if each.prefilled == len(each.order.prompt)]
+        decoding = [each for each in model.requests.values() if each.prefilled == each.total]
         length = max((running.tokens for running in decoding), default=0)
         granted = self._plan.granted_tokens.get(name)
         if granted is None or length < granted:
@@ -399,7 +421,9 @@ class FakeEngine:
             self._send(LoadDone, order.id, order.model, info, self._reading())
 
     def _run_request(self, model: _Loaded, running: _Running) -> None:
-        order, total = running.order, len(running.order.prompt)
+        order, total = running.order, running.total
+        if not running.prefilled:
+            running.prefilled = running.reused = self._reusable((*order.prompt, *order.generated), order.model)
         if running.prefilled < total:
             chunk = order.prefill_chunk_tokens or self._plan.prefill_chunk_tokens
             before, running.prefilled = running.prefilled, min(total, running.prefilled + chunk)
@@ -407,7 +431,7 @@ class FakeEngine:
             self.peak = max(self.peak, self._reading().active_bytes + transient_bytes)
             kv_bytes = running.tokens * self._kv_bytes_per_token
             measured = (transient_bytes, kv_bytes) if self.measures_prefill else (0, 0)
-            self._send(Prefilled, order.request, running.prefilled, total, *measured)
+            self._send(Prefilled, order.request, running.prefilled, total, *measured, running.reused)
             return
         word = f"tok{running.generated} "
         running.generated += 1
@@ -415,14 +439,26 @@ class FakeEngine:
         if cut is not None:
             word = (running.text + word)[len(running.text) : max(cut, len(running.text))]
         running.text += word
-        self._send(Generated, order.request, word, 1)
+        self._send(Generated, order.request, word, 1, (running.generated - 1,))
         if cut is not None or (self._answer_tokens is not None and running.generated >= self._answer_tokens):
             self._finish(model, order.request, FinishReason.STOP)
         elif running.generated >= order.max_tokens:
             self._finish(model, order.request, FinishReason.LENGTH)
 
+    def _reusable(self, tokens: tuple[int, ...], model: str) -> int:
+        """How many of the tokens an earlier request has left; its last one is always run."""
+        found = self._prefixes.find(model, tokens[:-1])
+        if found is None or found[1] < LEAST_TOKENS:
+            return 0
+        self._prefixes.touch(found[0])
+        return found[1]
+
     def _finish(self, model: _Loaded, request: str, reason: FinishReason) -> None:
+        order, generated = model.requests[request].order, model.requests[request].generated
         del model.requests[request]
+        if (length := len(order.prompt) + generated) >= LEAST_TOKENS:
+            kept, nbytes = (*order.prompt, *range(generated)), length * self._kv_bytes_per_token
+            self._prefixes.add(order.model, kept, nbytes, True, lambda: None, self._plan.prefix_cache_bytes)
         self._ended.add(request)
         self._send(Finished, request, reason)
 
@@ -452,6 +488,7 @@ class FakeEngine:
         for model in self._models.values():
             self._fail_all(model, closing)
         self._models.clear()
+        self._prefixes.shrink(0)
         if self._load is not None:
             self._end_load(closing)
         self.hold_rests = False
@@ -466,6 +503,7 @@ class FakeEngine:
     def _reading(self, at_rest: bool = True) -> MemoryReading:
         active_bytes = self.leak_bytes + (self._load.done_bytes if self._load is not None else 0)
         active_bytes += sum(model.weights_bytes + self._kv(model) for model in self._models.values())
+        active_bytes += self._prefixes.nbytes
         return MemoryReading(
             active_bytes=active_bytes,
             cache_bytes=self.cache_bytes,

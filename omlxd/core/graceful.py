@@ -1,0 +1,232 @@
+"""The graceful ladder: nothing is lost while anything cheaper is left.
+
+Caches go before idle models, idle models before loads, loads before models whose requests wait anyway, and those before
+a running request is parked. The newest request is parked first and the oldest last; an abort is what is left above the
+hard limit, when the alternative is that the process dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import nsmallest
+from itertools import islice
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from omlxd.core.case import MAX_CANDIDATES, Case, Rung, lru_key
+from omlxd.core.choice import necessary
+from omlxd.core.decision import AbortRequests, Decision, Outcome, Park, Unload
+from omlxd.core.rungs import (
+    await_unloading,
+    cancel_load,
+    drop_cache,
+    model_candidates,
+    only_at_rest,
+    system_short,
+    trim_prefix_caches,
+    unload_idle,
+    victims_of,
+    within_limit,
+)
+from omlxd.core.snapshot import Candidate, EntrySnapshot, RequestSnapshot
+from omlxd.core.units import format_bytes
+
+PARKED_ENOUGH: Final = 3
+"""A request that was parked so often is passed over as long as another one was parked less often."""
+
+
+def unload_waiting(case: Case) -> Decision | None:
+    """Rung 4b: a model whose requests all wait or are parked; they survive, and load it again when it fits."""
+    if len(case.loaded) < 2:
+        return None
+    waiting = sorted((each for each in case.loaded if not each.running and _only_waited_for(each)), key=lru_key)
+    if not waiting:
+        return None
+    chosen = victims_of(case, waiting, case.short_bytes) or waiting[: len(case.loaded) - 1]
+    victim = chosen[0]
+    count = "its request waits" if victim.waiting == 1 else f"its {victim.waiting} requests wait"
+    reason = f"{case.over_text}; none of `{victim.name}`'s requests runs, and {count} until it is loaded again"
+    candidates = model_candidates(case, victim, chosen, "none of its requests runs")
+    return case.answer("unload_waiting", Unload(victim.name), reason, candidates=candidates)
+
+
+def park(case: Case) -> Decision | None:
+    """Rung 5: a running request, of the shortest newest-first prefix that suffices; the oldest last.
+
+    Nothing is parked for a block that the oldest itself wants: then it would have to give way to itself.
+    """
+    if case.wanted is None and _is_tolerated(case):
+        return None  # it has not helped before; what is small is let through (R9)
+    running = [_Stay(each.order, each.request, each, entry) for entry in case.loaded for each in entry.requests]
+    if not running:
+        return None
+    running.sort(key=_AGE)
+    oldest, order = running[0], _parking_order(case, running[1:])
+    if order:
+        chosen = necessary(order, case.short_bytes, lambda stay: stay.request.frees_bytes) or order
+        victim, why = chosen[0], _why_parked(chosen[0], order)
+    elif case.wanted is None and oldest.request.frees_bytes > 0 and not _is_futile(case, oldest):
+        chosen, victim, why = [oldest], oldest, "the last one that runs, and does not fit alone"
+    else:
+        return None
+    reason = (
+        f"{case.over_text}; request {victim.id} to `{victim.entry.name}` is parked and goes on when it"
+        f" fits (it is {why}, and frees {format_bytes(victim.request.frees_bytes)})"
+    )
+    candidates = _request_candidates(case, running, order, chosen, why)
+    return case.answer("park", Park(victim.entry.name, victim.id), reason, candidates=candidates)
+
+
+def unload_last(case: Case) -> Decision | None:
+    """Rung 5b: the last model stays loaded, unless its weights alone are over the limit and nothing of it runs."""
+    if len(case.loaded) != 1:
+        return None
+    last = case.loaded[0]
+    if last.pinned or last.running or last.weights_bytes <= case.limits.soft_bytes:
+        return None
+    reason = (
+        f"{case.over_text}; nothing of `{last.name}` runs, and its weights alone ({format_bytes(last.weights_bytes)})"
+        " are more than the limit"
+    )
+    candidates = model_candidates(case, last, (last,), "its weights alone are more than the limit")
+    return case.answer("unload_last", Unload(last.name), reason, candidates=candidates)
+
+
+def abort_over_hard(case: Case) -> Decision | None:
+    """Rung 6, above the *hard* limit only: the process dies of an allocation that the machine cannot give (a signal
+    on the CPU, an uncatchable abort on Metal), and then every request is lost; aborting some is cheaper."""
+    hard_bytes, read_bytes = case.limits.hard_bytes, case.reading.pressure_bytes(case.limits.policy)
+    busy = [entry for entry in case.loaded if entry.running]
+    if not hard_bytes or read_bytes <= hard_bytes or not busy or case.wanted is not None:
+        return None
+    busiest = min(busy, key=lambda entry: (-entry.kv_bytes, -entry.running, entry.name))
+    reason = (
+        f"{case.over_text}; that is over the hard limit {format_bytes(hard_bytes)} too, and nobody else can give way,"
+        f" so the requests of `{busiest.name}` are aborted (KV cache {format_bytes(busiest.kv_bytes)})"
+    )
+    chosen = Candidate(busiest.name, True, "with the largest KV cache", busiest.weights_bytes, busiest.last_used_s)
+    return case.answer("abort_requests", AbortRequests(busiest.name), reason, candidates=(chosen,))
+
+
+def report(case: Case) -> Decision:
+    """Rung 7, R9: nothing is left to do; say why."""
+    order = nsmallest(MAX_CANDIDATES, case.loaded, key=lru_key)
+    candidates = tuple(
+        Candidate(entry.name, False, _why_kept(entry), entry.weights_bytes, entry.last_used_s) for entry in order
+    )
+    if case.loaded and all(entry.pinned for entry in case.loaded):
+        count = "the only loaded model is" if len(case.loaded) == 1 else f"all {len(case.loaded)} loaded models are"
+        reason = f"{case.over_text}, and {count} pinned"
+        return case.answer("report", None, reason, Outcome.ALL_PINNED, candidates)
+    known_bytes = sum(entry.held_bytes for entry in case.loaded)
+    names = ", ".join(f"`{entry.name}`" for entry in order[:3])
+    what = f"nothing of {names} can give way" if case.loaded else "no model is loaded"
+    reason = f"{case.over_text}; {what}"
+    if known_bytes <= case.limits.soft_bytes and case.wanted is None:
+        reason += f", and {format_bytes(max(0, case.pressure_bytes - known_bytes))} are unaccounted for"
+    return case.answer("report", None, reason, Outcome.UNACCOUNTED, candidates)
+
+
+GRACEFUL: Final[tuple[Rung, ...]] = (
+    drop_cache,
+    system_short,
+    within_limit,
+    only_at_rest,
+    await_unloading,
+    trim_prefix_caches,
+    unload_idle,
+    cancel_load,
+    unload_waiting,
+    park,
+    unload_last,
+    abort_over_hard,
+    report,
+)
+
+
+class _Stay(NamedTuple):
+    """A request in the engine, and whose it is."""
+
+    order: int
+    id: str
+    request: RequestSnapshot
+    entry: EntrySnapshot
+
+
+_AGE = itemgetter(0, 1)
+"""Older is smaller; a tie goes by name."""
+
+
+def _parking_order(case: Case, younger: list[_Stay]) -> list[_Stay]:
+    """The newest first, without those that would free nothing; those that were parked often after all others."""
+    useful = [each for each in reversed(younger) if each.request.frees_bytes > 0]
+    if case.futile:
+        useful = [each for each in useful if not _is_futile(case, each)]
+    often = [each for each in useful if each.request.parks >= PARKED_ENOUGH]
+    if often:
+        often.sort(key=lambda stay: stay.request.parks)
+        useful = [each for each in useful if each.request.parks < PARKED_ENOUGH] + often
+    return useful
+
+
+def _is_futile(case: Case, stay: _Stay) -> bool:
+    return Park(stay.entry.name, stay.id) in case.futile
+
+
+def _why_parked(victim: _Stay, order: list[_Stay]) -> str:
+    newest = max(order, key=_AGE)
+    if victim is newest:
+        return "the newest"
+    often = newest.request.parks >= PARKED_ENOUGH > victim.request.parks
+    return "the newest that was not parked often" if often else "the newest that frees enough"
+
+
+def _is_tolerated(case: Case) -> bool:
+    """Over the soft limit only as far as nothing could be done about, and not over the hard one."""
+    hard_bytes = case.limits.hard_bytes
+    return case.pressure_bytes <= case.limits.tolerated_bytes and (not hard_bytes or case.pressure_bytes <= hard_bytes)
+
+
+def _only_waited_for(entry: EntrySnapshot) -> bool:
+    """Of one without running requests: whether it holds memory for requests that wait, and for nobody else."""
+    return not entry.pinned and 0 < entry.waiting >= entry.leases
+
+
+def _request_candidates(
+    case: Case, running: Sequence[_Stay], order: Sequence[_Stay], chosen: Sequence[_Stay], why_chosen: str
+) -> tuple[Candidate, ...]:
+    """The victim, the others in the order in which they would be parked, those that cannot be, and the oldest."""
+    victim, oldest, next_ones = chosen[0], running[0], {each.id for each in chosen}
+
+    def why(stay: _Stay) -> str:
+        if stay is victim:
+            return f"{why_chosen}, and frees {format_bytes(stay.request.frees_bytes)}"
+        if stay is oldest:
+            return "the oldest goes last"
+        if stay.request.frees_bytes <= 0:
+            return "parking it frees nothing"
+        if _is_futile(case, stay):
+            return "could not be parked"
+        if stay.id in next_ones:
+            return "next, should this not suffice"
+        if stay.request.parks >= PARKED_ENOUGH:
+            return f"was parked {stay.request.parks} times"
+        return "can be spared" if stay.order > victim.order else "older"
+
+    unable = [each for each in running if each not in order] if len(order) < MAX_CANDIDATES else []
+    others = (each for each in (*order[:MAX_CANDIDATES], *unable) if each is not victim and each is not oldest)
+    shown = [victim, *islice(others, MAX_CANDIDATES - 2)]
+    if oldest is not victim:
+        shown.append(oldest)
+    return tuple(
+        Candidate(stay.entry.name, stay is victim, why(stay), stay.entry.weights_bytes, stay.entry.last_used_s, stay.id)
+        for stay in shown
+    )
+
+
+def _why_kept(entry: EntrySnapshot) -> str:
+    if entry.pinned:
+        return "pinned"
+    if entry.running:
+        return "its requests run"
+    return "in use" if entry.busy else "the last model stays loaded"

@@ -1,0 +1,116 @@
+"""Whose turn it is between two decode steps, how long it may take, and how much of a prompt or a load fits into that.
+
+Whoever is nearest to its first token goes first, so that a short prompt never waits for a long one and a load never
+delays people whose model is there. What is long is not starved: the oldest prompt and the load may stand still for
+`PATIENCE_S`, then they take one turn. So the oldest always gets on, and every prompt is the oldest one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+STEP_S: Final = 0.1
+"""What a turn may take while somebody waits for its end, where its size can be chosen."""
+LONE_STEP_S: Final = 0.5
+"""What it may take while nobody does; whoever comes in the middle of it, or goes away, waits for it."""
+PATIENCE_S: Final = 0.5
+"""How long the oldest prompt and the load stand still for others."""
+LOAD_YIELDS_S: Final = 2.0
+"""A load ranks behind prompts that need up to so much longer: those who wait for it wait anyway."""
+
+LEAST_TOKENS: Final = 16
+"""Smaller chunks cost more a token than they save in waiting."""
+UNKNOWN_TOKEN_S: Final = 0.003
+"""Seconds a prompt token is taken to need before any was measured."""
+
+_MIB: Final = 2**20
+MOST_SLICE_BYTES: Final = 256 * _MIB
+UNKNOWN_BYTES_PER_S: Final = 640 * _MIB
+_FEW_SLICE_BYTES: Final = 64 * _MIB
+_LEAST_SLICES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A prompt, or the load, that could take the next turn.
+
+    Attributes:
+        left_s: seconds of work it still needs, by what was measured.
+        still_s: seconds since its last turn, or since it came.
+        is_load: whether it is the load.
+    """
+
+    left_s: float
+    still_s: float
+    is_load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The next turn: which of those that wait, and how many seconds it may take."""
+
+    index: int
+    budget_s: float
+
+
+def next_turn(waiting: Sequence[Waiting], *, decoding: bool) -> Turn | None:
+    """Whose turn it is; None when nobody waits.
+
+    Args:
+        waiting: in the order they came; the load anywhere.
+        decoding: whether answers are being decoded, which stand still for the length of the turn.
+    """
+    if not waiting:
+        return None
+    nearest = min(range(len(waiting)), key=lambda at: (_rank_s(waiting[at]), at))
+    index = _out_of_patience(waiting)
+    if index is None:
+        index = nearest
+    # Prompts that come after this one by rank would wait for it whatever its steps are.
+    delays_somebody = decoding or index != nearest or (waiting[index].is_load and len(waiting) > 1)
+    return Turn(index, STEP_S if delays_somebody else LONE_STEP_S)
+
+
+def chunk_tokens(granted_tokens: int, token_s: float | None, budget_s: float) -> int:
+    """Tokens of the next prefill step: as many as fit the time, never more than memory was reserved for.
+
+    Sizes double from `LEAST_TOKENS`: few different shapes, since backends compile or plan each of them.
+
+    Args:
+        granted_tokens: what memory was reserved for.
+        token_s: seconds a token took lately, None when none was measured.
+        budget_s: what the step may take.
+    """
+    if granted_tokens * (token_s or UNKNOWN_TOKEN_S) <= budget_s:
+        return granted_tokens
+    size = LEAST_TOKENS
+    while 2 * size * (token_s or UNKNOWN_TOKEN_S) <= budget_s:
+        size *= 2
+    return min(size, granted_tokens)
+
+
+def slice_bytes(total_bytes: int, bytes_per_s: float | None, budget_s: float) -> int:
+    """Bytes of the next slice of a load: what fits the time, and no more than an eighth of a model of some size.
+
+    Args:
+        total_bytes: the weights of the model.
+        bytes_per_s: how fast slices came lately, None when none was measured.
+        budget_s: what the slice may take.
+    """
+    most = max(_FEW_SLICE_BYTES, min(MOST_SLICE_BYTES, total_bytes // _LEAST_SLICES))
+    return min(most, int((bytes_per_s or UNKNOWN_BYTES_PER_S) * budget_s))
+
+
+def _rank_s(each: Waiting) -> float:
+    return each.left_s + (LOAD_YIELDS_S if each.is_load else 0.0)
+
+
+def _out_of_patience(waiting: Sequence[Waiting]) -> int | None:
+    """The oldest prompt or the load, whichever has stood still longer, once that is too long."""
+    loads = [at for at, each in enumerate(waiting) if each.is_load]
+    oldest = next((at for at, each in enumerate(waiting) if not each.is_load), None)
+    candidates = [*loads, *([] if oldest is None else [oldest])]
+    longest = max(candidates, key=lambda at: (waiting[at].still_s, -at))
+    return longest if waiting[longest].still_s >= PATIENCE_S else None

@@ -1,0 +1,107 @@
+"""Several generations heard as one: what each says, as it comes, and a sign of life while none says anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from omlxd.core.states import EntryState, RequestState
+from omlxd.daemon.app import Daemon
+from omlxd.daemon.request import Chunk, Generation
+
+HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A chunk of the generation at `index`; no chunk when that one has ended well."""
+
+    index: int
+    chunk: Chunk | None
+
+
+async def listen(generations: Sequence[Generation]) -> AsyncGenerator[Heard | None, None]:
+    """What the generations say, and None after each second of silence; raises the first error. Aborts none of them."""
+    hear = _one(generations[0]) if len(generations) == 1 else _several(generations)
+    try:
+        async for heard in hear:
+            yield heard
+    finally:
+        await hear.aclose()
+
+
+async def wait_for_first(generations: Sequence[Generation], timeout_s: float) -> bool:
+    """Wait until one of them has something to say, at most `timeout_s`; True whatever came of it."""
+    waiting = [asyncio.ensure_future(generation.wait(timeout_s)) for generation in generations]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waiting:
+            wait.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return True
+
+
+async def close_all(generations: Sequence[Generation]) -> None:
+    """Abort those that still run."""
+    for generation in generations:
+        await generation.aclose()
+
+
+def waiting_for(daemon: Daemon, generations: Sequence[Generation]) -> str:
+    """What the request waits for now, in a few words."""
+    generation = next((each for each in generations if not each.ended), generations[0])
+    view = daemon.monitor.model(generation.model)
+    if view.state is EntryState.LOADING:
+        return f"loading {view.name} {100 * (view.load_progress or 0):.0f}%"
+    if generation.state is RequestState.PREFILL:
+        return f"prompt {generation.prefilled_tokens}/{generation.prompt_tokens}"
+    if generation.state is RequestState.PARKED:
+        return "parked, waits for memory"
+    if generation.state is RequestState.DECODE:
+        return "working"
+    return f"waiting for {view.name}"
+
+
+async def _one(generation: Generation) -> AsyncGenerator[Heard | None, None]:
+    while True:
+        if not await generation.wait(HEARTBEAT_S):
+            yield None
+            continue
+        try:
+            chunk = await anext(generation)
+        except StopAsyncIteration:
+            break
+        yield Heard(0, chunk)
+    yield Heard(0, None)
+
+
+async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | None, None]:
+    heard: asyncio.Queue[Heard | BaseException] = asyncio.Queue()
+
+    async def hear(index: int, generation: Generation) -> None:
+        try:
+            async for chunk in generation:
+                heard.put_nowait(Heard(index, chunk))
+            heard.put_nowait(Heard(index, None))
+        except Exception as error:
+            heard.put_nowait(error)
+
+    tasks = [asyncio.create_task(hear(index, generation)) for index, generation in enumerate(generations)]
+    running = len(tasks)
+    try:
+        while running:
+            try:
+                news = await asyncio.wait_for(heard.get(), HEARTBEAT_S)
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(news, BaseException):
+                raise news
+            running -= news.chunk is None
+            yield news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,95 @@
+"""One load from the request for it to its end, and what is told about it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omlxd.core.errors import OmlxError
+from omlxd.core.memory import MemoryReading
+from omlxd.core.states import EntryState
+from omlxd.core.turnover import WaitingLoad
+
+if TYPE_CHECKING:
+    from omlxd.daemon.entry import EnginePoolEntry
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStatus:
+    """How a load gets on: `state` is `waiting` or `loading`, `note` says what it waits for."""
+
+    model: str
+    state: str
+    done_bytes: int
+    total_bytes: int
+    note: str | None = None
+
+
+OnProgress = Callable[[LoadStatus], None]
+
+
+class LoadTicket:
+    """One load, from the request for it to its end."""
+
+    def __init__(self, entry: EnginePoolEntry, order_id: int, stop: Callable[[LoadTicket], None]) -> None:
+        self.entry = entry
+        self.order_id = order_id
+        self.begun = False  # the engine has told something about it
+        self.done_bytes = 0
+        self.total_bytes = entry.weights_bytes or 0
+        self.note: str | None = "waits for its turn"
+        self.by_user = False  # somebody asked for the model itself, and not only for an answer of it
+        self.asked_s = entry.clock()
+        self.unwanted_since_s: float | None = None  # when the last of those who wait for it went away
+        self.evicted: list[str] = []
+        self.for_request: str | None = None  # None when somebody asked for the load itself
+        self.cancelled: OmlxError | None = None
+        self.too_large: MemoryReading | None = None  # what was read when it turned out larger than predicted
+        self.task: asyncio.Task[None] | None = None
+        self.listeners: list[OnProgress] = []
+        self._asking = 0
+        self._stop = stop
+        self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.result.add_done_callback(_retrieved)
+
+    @property
+    def status(self) -> LoadStatus:
+        """For listeners and views."""
+        state = "loading" if self.entry.state is EntryState.LOADING else "waiting"
+        return LoadStatus(self.entry.name, state, self.done_bytes, self.total_bytes, self.note)
+
+    @property
+    def waiting(self) -> WaitingLoad:
+        """What decides when its turn comes."""
+        since_s = min([self.asked_s, *(each.waits_since_s for each in self.entry.requests.values() if not each.ended)])
+        return WaitingLoad(self.entry.name, since_s, self.asked_s, self.by_user, wanted=self._asking > 0)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Somebody waits for it."""
+        self._asking, self.unwanted_since_s = self._asking + 1, None
+        try:
+            yield
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self.unwanted_since_s = self.entry.clock()
+
+    def stop(self) -> None:
+        """Stop the load wherever it is (`EnginePoolEntry.abort_loading`)."""
+        self._stop(self)
+
+    def tell(self, note: str | None) -> None:
+        """Tell the listeners how it gets on."""
+        self.note = note
+        for listener in tuple(self.listeners):
+            listener(self.status)
+
+
+def _retrieved(future: asyncio.Future[None]) -> None:
+    """Nobody may be left who asked; asyncio would complain about an exception that was never looked at."""
+    if not future.cancelled():
+        future.exception()

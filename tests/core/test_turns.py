@@ -1,0 +1,193 @@
+"""Turns: who is next, how long it may take, and that nobody is starved whatever comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omlxd.core.turns import (
+    LEAST_TOKENS,
+    LONE_STEP_S,
+    MOST_SLICE_BYTES,
+    PATIENCE_S,
+    STEP_S,
+    Waiting,
+    chunk_tokens,
+    next_turn,
+    slice_bytes,
+)
+
+MIB = 2**20
+
+
+def prompt(left_s: float, still_s: float = 0.0) -> Waiting:
+    return Waiting(left_s, still_s)
+
+
+def load(left_s: float, still_s: float = 0.0) -> Waiting:
+    return Waiting(left_s, still_s, is_load=True)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "index", "budget_s"),
+    [
+        pytest.param([prompt(3)], 0, LONE_STEP_S, id="alone"),
+        pytest.param([prompt(30), prompt(0.1)], 1, LONE_STEP_S, id="the short prompt passes the long one"),
+        pytest.param([prompt(2), prompt(2)], 0, LONE_STEP_S, id="of equal ones the older"),
+        pytest.param([load(1)], 0, LONE_STEP_S, id="the load alone"),
+        pytest.param([prompt(0.5), load(0.1)], 0, LONE_STEP_S, id="a prompt before a load"),
+        pytest.param([prompt(2.5), load(1)], 0, LONE_STEP_S, id="also one that needs somewhat longer"),
+        pytest.param([prompt(60), load(1)], 1, STEP_S, id="but not one that needs a minute"),
+        pytest.param([prompt(30, PATIENCE_S), prompt(0.1)], 0, STEP_S, id="the oldest has stood still too long"),
+        pytest.param([prompt(0.2), prompt(30, 99), prompt(0.1)], 2, LONE_STEP_S, id="not the oldest: it waits"),
+        pytest.param([prompt(0.1), load(9, PATIENCE_S)], 1, STEP_S, id="the load has stood still too long"),
+        pytest.param([prompt(0.1, 2), load(9, 1)], 0, LONE_STEP_S, id="both have, the prompt longer"),
+        pytest.param([prompt(9, 1), prompt(0.1), load(9, 2)], 2, STEP_S, id="both have, the load longer"),
+    ],
+)
+def test_whose_turn_it_is(waiting: list[Waiting], index: int, budget_s: float) -> None:
+    turn = next_turn(waiting, decoding=False)
+    assert turn is not None
+    assert (turn.index, turn.budget_s) == (index, budget_s)
+
+
+def test_nobody_waits() -> None:
+    assert next_turn([], decoding=True) is None
+
+
+def test_beside_answers_that_are_being_decoded_every_turn_is_short() -> None:
+    for waiting in ([prompt(30)], [load(1)], [prompt(3), prompt(5)]):
+        turn = next_turn(waiting, decoding=True)
+        assert turn is not None
+        assert turn.budget_s == STEP_S
+
+
+@pytest.mark.parametrize(
+    ("granted", "token_s", "budget_s", "tokens"),
+    [
+        (256, 0.001, 0.1, 64),
+        (256, 0.0001, 0.1, 256),
+        (100, 0.0001, 0.1, 100),
+        (256, 0.01, 0.1, 16),
+        (256, 10.0, 0.1, 16),
+        (8, 10.0, 0.1, 8),
+        (2048, 0.001, 0.5, 256),
+        (256, None, STEP_S, 32),
+        (256, None, LONE_STEP_S, 128),
+    ],
+)
+def test_a_chunk_is_the_largest_that_fits_the_time_and_the_memory(
+    granted: int, token_s: float | None, budget_s: float, tokens: int
+) -> None:
+    assert chunk_tokens(granted, token_s, budget_s) == tokens
+
+
+@given(st.integers(1, 8192), st.none() | st.floats(1e-6, 10), st.sampled_from([STEP_S, LONE_STEP_S]))
+def test_a_chunk_never_passes_memory_and_passes_the_time_only_at_the_least_size(
+    granted: int, token_s: float | None, budget_s: float
+) -> None:
+    tokens = chunk_tokens(granted, token_s, budget_s)
+    assert 1 <= tokens <= granted
+    if token_s is not None and tokens > LEAST_TOKENS:
+        assert tokens * token_s <= budget_s
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "bytes_per_s", "budget_s", "expected_mib"),
+    [
+        (300, 10_000 * MIB, STEP_S, 64),
+        (1600, 10_000 * MIB, STEP_S, 200),
+        (8000, 10_000 * MIB, STEP_S, 256),
+        (8000, 100 * MIB, STEP_S, 10),
+        (8000, 100 * MIB, LONE_STEP_S, 50),
+        (8000, None, STEP_S, 64),
+    ],
+)
+def test_a_slice_is_what_fits_the_time_and_no_more_than_an_eighth(
+    total_mib: int, bytes_per_s: float | None, budget_s: float, expected_mib: int
+) -> None:
+    assert slice_bytes(total_mib * MIB, bytes_per_s, budget_s) == expected_mib * MIB
+    assert slice_bytes(total_mib * MIB, bytes_per_s, budget_s) <= MOST_SLICE_BYTES
+
+
+@dataclass(eq=False)
+class Work:
+    """A prompt or a load of the simulation; `due_s` is since when it may not stand still for long."""
+
+    left_s: float
+    is_load: bool
+    moved_s: float
+    due_s: float | None = None
+
+
+class Simulation:
+    """Work comes at any time and of any length; between two turns everybody's decode step takes 20 ms."""
+
+    def __init__(self, coming: list[tuple[float, float, bool]]) -> None:
+        self.now_s = self.next_s = 0.0
+        self.coming = list(coming)
+        self.waiting: list[Work] = []
+
+    def arrive(self) -> None:
+        while self.coming and self.next_s <= self.now_s:
+            pause_s, left_s, is_load = self.coming.pop(0)
+            is_load = is_load and not any(work.is_load for work in self.waiting)  # one at a time
+            self.waiting.append(Work(left_s, is_load, self.now_s))
+            self.next_s += pause_s
+
+    def turn(self, *, decoding: bool) -> None:
+        seen = [Waiting(work.left_s, self.now_s - work.moved_s, work.is_load) for work in self.waiting]
+        turn = next_turn(seen, decoding=decoding)
+        if turn is None:
+            self.now_s = self.next_s
+            return
+        work = self.waiting[turn.index]
+        took_s = min(turn.budget_s, work.left_s)
+        self.now_s += took_s + 0.02
+        work.left_s -= took_s
+        work.moved_s = self.now_s
+        if work.left_s <= 0:
+            self.waiting.remove(work)
+
+    def stood_still_s(self) -> float:
+        """The longest that the load, or the oldest prompt since it is the oldest, has stood still."""
+        oldest = next((work for work in self.waiting if not work.is_load), None)
+        longest_s = 0.0
+        for work in self.waiting:
+            if work.is_load or work is oldest:
+                work.due_s = self.now_s if work.due_s is None else work.due_s
+                longest_s = max(longest_s, self.now_s - max(work.moved_s, work.due_s))
+        return longest_s
+
+
+arrivals = st.lists(st.tuples(st.floats(0, 2), st.floats(0.01, 5), st.booleans()), min_size=1, max_size=25)
+
+
+@given(arrivals, st.booleans())
+def test_neither_the_oldest_prompt_nor_the_load_stands_still_for_long_and_all_work_ends(
+    coming: list[tuple[float, float, bool]], decoding: bool
+) -> None:
+    simulation, longest_s = Simulation(coming), 0.0
+    work_s = sum(left_s for _, left_s, _ in coming)
+    for _ in range(10 + 2 * len(coming) + int(work_s / STEP_S)):
+        simulation.arrive()
+        longest_s = max(longest_s, simulation.stood_still_s())
+        simulation.turn(decoding=decoding)
+    assert not simulation.coming
+    assert not simulation.waiting
+    # The step that runs when its patience ends, and one of the other who has lost it too.
+    assert longest_s <= PATIENCE_S + LONE_STEP_S + STEP_S + 0.05
+
+
+def test_a_long_prompt_gets_on_beside_short_ones_that_never_end() -> None:
+    now_s, moved_s, steps = 0.0, 0.0, 0
+    for _ in range(700):
+        turn = next_turn([prompt(100.0, now_s - moved_s), prompt(0.09)], decoding=True)
+        assert turn is not None
+        now_s += STEP_S
+        if turn.index == 0:
+            steps, moved_s = steps + 1, now_s
+    assert 100 <= steps <= 120  # a step each time its patience ends, and no more

@@ -1,0 +1,143 @@
+"""What is wrong with a body of the OpenAI-style API, one row each: the field is named, and what was sent not quoted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from omlxd.core.errors import InvalidRequest
+from omlxd.daemon.bodies import parse_body
+from omlxd.daemon.openai_bodies import ChatBody, CompletionBody
+
+HELLO: Any = [{"role": "user", "content": "hello there"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+def chat(**change: Any) -> ChatBody:
+    return parse_body(json.dumps({"model": "chat", "messages": HELLO, **change}).encode(), ChatBody)
+
+
+def completion(**change: Any) -> CompletionBody:
+    return parse_body(json.dumps({"model": "chat", "prompt": "Once", **change}).encode(), CompletionBody)
+
+
+def calling(**change: Any) -> dict[str, Any]:
+    return {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{**CALL, **change}]}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 17}, "n", "less than or equal to 16"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs `stream`"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "is not a field"),
+        ({"max_token": 3}, "max_token", "is not a field"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": "5"}, "max_tokens", "integer"),
+        ({"max_tokens": True}, "max_tokens", "integer"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "send one of them"),
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"temperature": "hot"}, "temperature", "number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"seed": 0.5}, "seed", "integer"),
+        ({"seed": 2**70}, "seed", "`seed`"),
+        ({"stop": [""]}, "stop", "not empty"),
+        ({"stop": ["x"] * 10_000}, "stop", "up to 16"),
+        ({"stop": 4}, "stop", "a string"),
+        ({"stream": "yes"}, "stream", "boolean"),
+        ({"model": ""}, "model", "`model`"),
+        ({"model": None}, "model", "`model`"),
+        ({"store": True}, "store", "`store`"),
+        ({"service_tier": "flex"}, "service_tier", "'auto' or 'default'"),
+        ({"modalities": ["audio"]}, "modalities[0]", "'text'"),
+        ({"functions": []}, "functions", "is not a field"),
+        ({"audio": {}}, "audio", "is not a field"),
+        ({"messages": []}, "messages", "`messages`"),
+        ({"messages": "hi"}, "messages", "`messages`"),
+        ({"messages": ["hi"]}, "messages[0].role", "must be one of"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "`system`, `developer`, `user`, `assistant`, `tool`"),
+        ({"messages": [{"role": "SECRET", "content": "x"}]}, "messages[0].role", "must be one of"),
+        ({"messages": [{"role": 4, "content": "x"}]}, "messages[0].role", "must be one of"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "is missing"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "must be a string"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "must be a string"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "type `text`"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+            "not a field",
+        ),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content", "unless there are `tool_calls`"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].tool_calls", "at least 1"),
+        (calling(type="custom"), "messages[1].tool_calls[0].type", "'function'"),
+        (calling(function={"name": "f"}), "messages[1].tool_calls[0].function.arguments", "is missing"),
+        (
+            calling(function={"name": "f", "arguments": "[SECRET"}),
+            "messages[1].tool_calls[0].function.arguments",
+            "must be a JSON object",
+        ),
+        (
+            calling(function={"name": "f", "arguments": "[" * 100_000}),
+            "messages[1].tool_calls[0].function.arguments",
+            "must be a JSON object",
+        ),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(change: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(**change)
+    assert refused.value.details["param"] == param
+    assert words in refused.value.message
+    assert "SECRET" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"prompt": ""}, "prompt", "none of them empty"),
+        ({"prompt": []}, "prompt", "a list of up to 64 strings"),
+        ({"prompt": ["x", ""]}, "prompt", "none of them empty"),
+        ({"prompt": ["x", 4]}, "prompt", "token ids"),
+        ({"prompt": [[]]}, "prompt", "none of them empty"),
+        ({"prompt": [1.5]}, "prompt", "token ids"),
+        ({"prompt": ["x"] * 65}, "prompt", "up to 64"),
+        ({"prompt": ["x"] * 5, "n": 16}, "n", "at most 64"),
+        ({"echo": True}, "echo", "`echo`"),
+        ({"best_of": 3}, "best_of", "`best_of`"),
+        ({"suffix": "end"}, "suffix", "is not a field"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens", "is not a field"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(change: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        completion(**change)
+    assert refused.value.details["param"] == param
+    assert words in refused.value.message
+
+
+def test_fields_that_clients_send_for_the_record_are_taken() -> None:
+    record = {"user": "me", "metadata": {"run": "7"}, "safety_identifier": "x", "prompt_cache_key": "y"}
+    assert chat(**record, store=False, service_tier="auto", modalities=["text"]).user == "me"
+
+
+def test_fields_that_are_null_count_as_left_out() -> None:
+    body = chat(max_tokens=None, n=None, stream=None, stream_options=None, stop=None, seed=None, user=None)
+    assert (body.length, body.choices, body.stops, body.includes_usage) == (None, 1, (), False)
+
+
+def test_the_arguments_of_an_earlier_call_reach_the_template_as_an_object() -> None:
+    body = chat(**calling(function={"name": "f", "arguments": '{"city": "Bern"}'}))
+    (call,) = body.messages[1].for_template()["tool_calls"]
+    assert call["function"]["arguments"] == {"city": "Bern"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt).prompts == prompts

@@ -1,0 +1,104 @@
+"""Several models and prompts at once on the real engine: whose step comes when, told by the order of its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from omlxd.core.states import FinishReason
+from omlxd.engine.protocol import MIB, EngineEvent, Generated, LoadDone, LoadProgress, Prefilled
+from tests.engine.driver import Driver, generation, reference
+from tests.engine.test_generation import prompt, same_until_a_tie
+
+pytestmark = pytest.mark.mlx
+
+STEPS_BEFORE = 2
+"""The step that runs when a request comes, and one when its plan was not seen before that step began."""
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    assert driver.engine.close()
+
+
+def between(driver: Driver, since: int, of: Callable[[EngineEvent], bool]) -> int:
+    """How many such events came since that event number and before the last one seen."""
+    return sum(of(event) for event in driver.seen if event.seq > since)
+
+
+def is_chunk_of(request: str) -> Callable[[EngineEvent], bool]:
+    return lambda event: isinstance(event, Prefilled) and event.request == request
+
+
+@pytest.mark.parametrize("model", ["same", "other"])
+def test_a_short_prompt_has_its_first_token_after_the_running_chunk_of_a_long_one(
+    model: str, driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("same", tiny_model("llama", 3_000_000))
+    driver.load("other", tiny_model())
+    driver.start(generation("long", "same", prompt(20_000, 1), 3))
+    for number in range(3):
+        driver.until(Prefilled)
+        since, short = driver.seen[-1].seq, f"short{number}"
+        driver.start(generation(short, model, prompt(20, number), 3))
+        driver.until(Generated, lambda event, short=short: event.request == short)  # type: ignore[misc]
+        assert between(driver, since, is_chunk_of("long")) <= STEPS_BEFORE
+    assert not any(isinstance(event, Generated) and event.request == "long" for event in driver.seen)
+    driver.drop("long")
+
+
+def test_a_short_prompt_has_its_first_token_after_the_running_slice_of_a_load(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("small", tiny_model())
+    driver.apply(load=driver.order("big", tiny_model("llama", 300 * MIB, layers=8)))
+    driver.until(LoadProgress)
+    since = driver.seen[-1].seq
+    driver.start(generation("r", "small", prompt(20, 1), 3))
+    driver.until(Generated)
+    assert between(driver, since, lambda event: isinstance(event, LoadProgress)) <= STEPS_BEFORE
+    driver.until(LoadDone)
+
+
+def test_answers_go_on_between_any_two_chunks_of_a_long_prompt(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    for name in ("a", "b"):
+        driver.load(name, tiny_model())
+    for name in ("a", "b"):
+        driver.start(generation(f"stream-{name}", name, [5, 6, 7], 4000))
+        driver.until(Generated, lambda event, name=name: event.request == f"stream-{name}")  # type: ignore[misc]
+    since = driver.seen[-1].seq
+    driver.start(generation("long", "a", prompt(1500, 1), 1))
+    driver.until(Generated, lambda event: event.request == "long")
+    seen = [event for event in driver.seen if event.seq > since]
+    chunks = [at for at, event in enumerate(seen) if is_chunk_of("long")(event)]
+    assert len(chunks) > 2
+    for one, next_one in pairwise(chunks):
+        told = {event.request for event in seen[one:next_one] if isinstance(event, Generated)}
+        assert told == {"stream-a", "stream-b"}
+    driver.drop("stream-a", "stream-b")
+
+
+def test_prompts_of_one_model_that_pass_each_other_give_the_same_text_as_one_by_one(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    path = tiny_model()
+    prompts = {f"r{length}": prompt(length, length) for length in (1500, 700, 40, 300)}
+    expected = reference(path, prompts, 20)
+    driver.load("m", path)
+    driver.apply(prefill_chunk_tokens=64)
+    first, *others = [generation(name, "m", tokens, 20) for name, tokens in prompts.items()]
+    driver.start(first)
+    driver.until(Prefilled)
+    driver.start(*others)
+    together = driver.collect(set(prompts))
+    codec = driver.engine.codec("m")
+    for name, (text, end) in together.items():
+        assert end is FinishReason.LENGTH
+        assert same_until_a_tie(text, codec, *expected[name]), name
+    joined = [event.request for event in driver.seen if isinstance(event, Prefilled) and event.done == event.total]
+    assert joined.index("r40") < joined.index("r1500")

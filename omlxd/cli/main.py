@@ -40,6 +40,8 @@ COMMANDS: Final = {
     "requests": "requests",
     "abort": "requests",
     "logs": "logs",
+    "events": "events",
+    "why": "why",
     "init": "manifest",
     "check": "manifest",
     "demo": "demo",

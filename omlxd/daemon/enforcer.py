@@ -235,7 +235,7 @@ class ProcessMemoryEnforcer:
                 decisions.append(decision)
                 if decision.action is None:
                     break
-                reading = await self._do(decision, decision.action, reading, "limit" if wanted_by is None else "block")
+                reading = await self._do(decision, decision.action, reading, wanted_by)
                 if decision.rung.startswith("system"):
                     break  # what the system has is known a moment later; the next tick sees it
         return decisions
@@ -250,7 +250,7 @@ class ProcessMemoryEnforcer:
         return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits, futile)
 
     async def _do(
-        self, decision: Decision, action: Action, before: MemoryReading, trigger: str
+        self, decision: Decision, action: Action, before: MemoryReading, wanted_by: str | None
     ) -> MemoryReading | None:
         """Act, read again at rest, and tell; None when the engine did not get to rest."""
         pool, begun_s = self._pool, self._clock()
@@ -265,7 +265,7 @@ class ProcessMemoryEnforcer:
         if isinstance(action, DropCache) and (after is None or after.cache_bytes >= before.cache_bytes):
             return after  # an idle engine keeps its cache until it has a step to take; nothing was done
         record = DecisionRecord(
-            trigger=trigger,
+            trigger="limit" if wanted_by is None else "block",
             rung=decision.rung,
             action=_KINDS[type(action)],
             victim=None if isinstance(action, DropCache | TrimPrefixCaches) else action.model,
@@ -274,6 +274,7 @@ class ProcessMemoryEnforcer:
             after=after or pool.engine.read(),
             candidates=decision.candidates,
             duration_s=self._clock() - begun_s,
+            extra={} if wanted_by is None else {"for_model": wanted_by},
             decision=decision_id,
         )
         pool.decisions.add(record, pool.limits)
@@ -288,6 +289,8 @@ class ProcessMemoryEnforcer:
                 await self._pool.abort_requests(model, aborted(model, reason, decision_id))
             case CancelLoad(model=model):
                 await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
+            case Park(request=request):
+                await self._pool.park(request, reason, decision_id)
             case DropCache():  # the engine drops it between steps, since it has the hard limit
                 self._pool.link.release()
                 self._pool.link.changed()

@@ -15,10 +15,13 @@ from tests.bench import (
     estimate,
     hour,
     idle,
+    latency,
     load,
+    plan,
     react,
     refusals,
     status,
+    swaps,
     throughput,
 )
 from tests.bench.report import Row
@@ -36,6 +39,7 @@ class Bench:
 
 BENCHES = (
     Bench("throughput", "tokens/s and time to first token over HTTP, against mlx_lm.server", throughput.run),
+    Bench("latency", "first token of a small resident model: idle, beside loads, beside a long prompt", latency.run),
     Bench("load", "loading in slices, against one evaluation of all weights", load.run),
     Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),
     Bench("idle", "memory, processor time and threads of a daemon that nobody uses", idle.run),
@@ -48,6 +52,8 @@ BENCHES = (
     ),
     Bench("cap", "what a cap costs: throughput when all fits, time when a prompt barely does", cap.run),
     Bench("refusals", "random prompts under random caps: who is refused or admitted wrongly", refusals.run),
+    Bench("swaps", "two models that do not fit together, in turns and without", swaps.run),
+    Bench("plan", "`omlxd plan` for a real model, against what it then takes", plan.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
 )
 

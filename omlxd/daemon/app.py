@@ -20,6 +20,7 @@ from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.planning import Surroundings, default_backend, limits_in_force, neighbours_of, planner_of
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.state_file import StateFile
+from omlxd.daemon.tallies import Tallies
 
 
 class StopOrder:
@@ -51,6 +52,7 @@ class Daemon:
     state: DaemonState = DaemonState.STARTING
     api: str | None = None
     started_at: float = field(default_factory=time.time)
+    tallies: Tallies = field(default_factory=Tallies)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
     _started_s: float = field(default_factory=time.monotonic)
 

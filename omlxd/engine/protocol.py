@@ -413,7 +413,7 @@ class Engine(Protocol):
         ...
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded at least once, else None."""
+        """The tokenizer of a model, else None: it is there from the first `LoadProgress` of its first load on."""
         ...
 
     def device_cap(self) -> tuple[int, str] | None:

@@ -101,7 +101,7 @@ class EngineThread:
         return self.sampler.sampled
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded at least once."""
+        """The tokenizer of a model whose files were opened at least once."""
         return self._executor.codecs.get(model)
 
     def device_cap(self) -> tuple[int, str] | None:

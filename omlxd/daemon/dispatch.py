@@ -197,6 +197,7 @@ class Dispatch:
                     self._pool.growth.needs_block(model, length)
                 case Finished(request=request, reason=reason):
                     if (attempt := self._begun(request)) is not None:
+                        attempt.generation.stop = event.stop
                         self.finish(attempt.generation, reason)
                     self._gone(request)
                 case RequestFailed(request=request, error=error):

@@ -289,6 +289,8 @@ class ProcessMemoryEnforcer:
                 await self._pool.abort_requests(model, aborted(model, reason, decision_id))
             case CancelLoad(model=model):
                 await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
+            case Park(request=request):
+                await self._pool.park(request, reason, decision_id)
             case DropCache():  # the engine drops it between steps, since it has the hard limit
                 self._pool.link.release()
                 self._pool.link.changed()

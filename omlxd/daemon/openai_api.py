@@ -13,19 +13,18 @@ from starlette.routing import Route
 from omlxd.core.errors import OmlxError
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
-from omlxd.daemon.http_errors import JsonResponse, error_body, internal_error
+from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error
 from omlxd.daemon.listening import close_all, hear_pieces, wait_before_stream, waiting_for
 from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
 from omlxd.daemon.openai_bodies import AnswerBody, ChatBody, CompletionBody
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Generation
-from omlxd.daemon.streams import SERVER_SENT_EVENTS, Stream, while_connected
+from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
 from omlxd.daemon.wish import Options
 from omlxd.engine.protocol import TextCodec
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
-_CLIENT_GONE = 499  # nobody reads it
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -97,7 +96,7 @@ class _OpenAiApi:
         finally:
             await close_all(generations)
         if told is None:
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
         return JsonResponse(answer.whole(told, self._codec(answer)))
 
     async def _told(self, replies: Sequence[Reply]) -> list[list[Piece]]:
@@ -118,7 +117,7 @@ class _OpenAiApi:
             await close_all(generations)
             if failed is not None:
                 raise failed
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
         return Stream(self._frames(answer, request.url.path), SERVER_SENT_EVENTS)
 
     async def _frames(self, answer: Answer, path: str) -> AsyncGenerator[bytes, None]:
@@ -138,9 +137,9 @@ class _OpenAiApi:
             for counts in answer.counts():
                 yield counts
         except OmlxError as error:
-            yield frame({"error": error_body(error, path)})
+            yield frame(error_content(error, path))
         except Exception:
-            yield frame({"error": error_body(internal_error(), path)})
+            yield frame(error_content(internal_error(), path))
             raise  # into the log
         finally:
             await close_all(generations)

@@ -279,6 +279,23 @@ class EnginePool:
         self._serving.begin(entry, generation, asked, wish)
         return generation
 
+    async def count_tokens(
+        self,
+        name: str,
+        *,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> int:
+        """How many tokens the conversation has as a prompt; the model is not loaded for it, only its tokenizer.
+
+        Raises:
+            UnknownModel: no such model.
+            InvalidRequest: the conversation is empty, its template refuses it, or it is beyond the context by far.
+            LoadFailed: there is no tokenizer that can be used.
+        """
+        return await self._serving.count(self.resolve(name), check_prompt(messages, None, None, tools, thinking))
+
     def abort(self, request_id: str, reason: str) -> bool:
         """End a request with one clear error now; its memory is back after the next step. False when there is none."""
         for entry in self._entries.values():

@@ -50,6 +50,7 @@ class Generation:
         reused_tokens: how many of the prompt's tokens an earlier request had run.
         shared_tokens: how many of them are likely to begin other prompts too.
         finish_reason: set when it ended well.
+        stop: the stop sequence that ended it, if one did.
         error: set when it did not.
     """
 
@@ -68,6 +69,7 @@ class Generation:
         self.parks = 0
         self.parked_at_s: float | None = None
         self.finish_reason: FinishReason | None = None
+        self.stop: str | None = None
         self.error: OmlxError | None = None
         self.stays = 0  # how often it was given to the engine
         self.started = False  # the engine has told something about it

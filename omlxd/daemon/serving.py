@@ -19,11 +19,12 @@ from omlxd.core.errors import (
 from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.model_files import model_folder
 from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
 from omlxd.daemon.request import Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.daemon.wish import Prompt, Wish, tokens_left
-from omlxd.engine.protocol import GenerationOrder
+from omlxd.engine.protocol import GenerationOrder, LoadOrder, TextCodec
 
 if TYPE_CHECKING:
     from omlxd.daemon.load_ticket import OnProgress
@@ -102,6 +103,20 @@ class Serving:
             await self._pool.loads.join(entry, on_progress, request=request)
             if request is None:
                 return  # it was loaded; that another load may want its memory already is no reason to load it again
+
+    async def count(self, entry: EnginePoolEntry, asked: Prompt) -> int:
+        """The tokens of a prompt; of a model that was never loaded the tokenizer is read for it."""
+        engine, settings = self._pool.engine, entry.settings
+
+        def read() -> TextCodec:
+            return engine.read_codec(
+                LoadOrder(0, entry.name, str(model_folder(settings)), max_context=settings.max_context)
+            )
+
+        codec = engine.codec(entry.name)
+        if codec is None:
+            codec = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        return len((await tokenize(self._threads, entry.name, asked, codec)).tokens)
 
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""

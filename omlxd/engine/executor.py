@@ -78,7 +78,7 @@ class PlanExecutor:
         self._load: SlicedLoad | None = None
         self._last_order = 0
         self._ended: set[str] = set()
-        self._finished: list[tuple[str, FinishReason]] = []
+        self._finished: list[tuple[str, FinishReason, str | None]] = []
         self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
         self._seq = 0
@@ -363,12 +363,12 @@ class PlanExecutor:
         if reason is None:
             return True
         self._ended.add(name)
-        self._finished.append((name, reason))
+        self._finished.append((name, reason, request.text.stopped_by))
         return False
 
     def _report_finished(self) -> None:
         # Only after the step, when the KV caches of those who finished in it are free.
-        self.events += [Finished(self.next_seq(), name, reason) for name, reason in self._finished]
+        self.events += [Finished(self.next_seq(), name, reason, stop) for name, reason, stop in self._finished]
         self._finished.clear()
 
     def _ensure_started(self) -> None:

@@ -11,7 +11,9 @@ import copy
 import gc
 import glob
 import resource
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,9 @@ NO_LIMIT_TOKENS = 1 << 40
 """max_tokens for mlx-lm: our requests count their own, so that a finished one never leaves lazy caches behind."""
 
 
+_importing = threading.Lock()  # the engine's thread, and a thread that reads a tokenizer
+
+
 def import_libraries() -> None:
     """Import MLX and mlx-lm (1 to 2 s) and keep the process's limit of open files.
 
@@ -34,16 +39,19 @@ def import_libraries() -> None:
     garbage collector is told to leave it out: an unload's collection takes microseconds, not 130 ms with the
     interpreter's lock held.
     """
-    set_rlimit = resource.setrlimit
-    resource.setrlimit = lambda *_: None
-    try:
-        import mlx_lm.generate
-        import mlx_lm.sample_utils
-        import mlx_lm.utils  # noqa: F401
-    finally:
-        resource.setrlimit = set_rlimit
-    gc.collect()
-    gc.freeze()
+    with _importing:
+        if "mlx_lm.utils" in sys.modules:
+            return
+        set_rlimit = resource.setrlimit
+        resource.setrlimit = lambda *_: None
+        try:
+            import mlx_lm.generate
+            import mlx_lm.sample_utils
+            import mlx_lm.utils  # noqa: F401
+        finally:
+            resource.setrlimit = set_rlimit
+        gc.collect()
+        gc.freeze()
 
 
 def stream() -> Any:

@@ -267,10 +267,14 @@ class Generated(EngineEvent):
 
 @dataclass(frozen=True, slots=True)
 class Finished(EngineEvent):
-    """The request ended well; its KV cache is free. Nothing follows for it."""
+    """The request ended well; its KV cache is free. Nothing follows for it.
+
+    `stop` is the stop sequence that ended it, if one did.
+    """
 
     request: str
     reason: FinishReason
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +417,14 @@ class Engine(Protocol):
         ...
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model, else None: it is there from the first `LoadProgress` of its first load on."""
+        """The tokenizer of a model, else None: from its first load's first `LoadProgress`, or `read_codec`, on."""
+        ...
+
+    def read_codec(self, order: LoadOrder) -> TextCodec:
+        """Read the tokenizer of a model folder without the model; blocks, for up to seconds, so call it in a thread.
+
+        Raises LoadFailed.
+        """
         ...
 
     def device_cap(self) -> tuple[int, str] | None:

@@ -130,12 +130,16 @@ class StreamText:
     """Turns token ids into text piece by piece and ends it at the first stop sequence.
 
     Text that could still become a stop sequence is held back until it cannot.
+
+    Attributes:
+        stopped_by: the stop sequence that was completed; None before.
     """
 
     def __init__(self, detokenizer: Any, stop: Sequence[str]) -> None:
         self._detokenizer = detokenizer
         self._stop = tuple(word for word in stop if word)
         self._held = ""
+        self.stopped_by: str | None = None
 
     def add(self, token: int) -> tuple[str, bool]:
         """Text that is certain now, and whether a stop sequence was completed (it is not part of the text)."""
@@ -153,10 +157,11 @@ class StreamText:
         if not self._stop:
             return piece, False
         text = self._held + piece
-        hits = [at for at in (text.find(word) for word in self._stop) if at >= 0]
+        hits = [(at, word) for word in self._stop if (at := text.find(word)) >= 0]
         if hits:
             self._held = ""
-            return text[: min(hits)], True
+            at, self.stopped_by = min(hits)
+            return text[:at], True
         keep = longest_prefix_at_end(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

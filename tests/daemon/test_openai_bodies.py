@@ -82,7 +82,7 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "must be a string"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "must be a string"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "type `text`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "'text'"),
         (
             {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
             "messages[0].tool_calls",

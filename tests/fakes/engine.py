@@ -269,6 +269,10 @@ class FakeEngine:
     def codec(self, model: str) -> TextCodec | None:
         return self._codecs.get(model)
 
+    def read_codec(self, order: LoadOrder) -> TextCodec:
+        codec = FakeCodec(self._codec.vocab_size, order.max_context or self._codec.context_length, self.transitions)
+        return self._codecs.setdefault(order.model, codec)
+
     def device_cap(self) -> tuple[int, str] | None:
         return self._device_cap
 
@@ -474,6 +478,7 @@ class FakeEngine:
         number, script = running.generated, self.script
         word = script[number] if script else f"tok{number} "
         running.generated += 1
+        whole = running.text + word
         cut = min((at for stop in order.stop if (at := (running.text + word).find(stop)) >= 0), default=None)
         if cut is not None:
             word = (running.text + word)[len(running.text) : max(cut, len(running.text))]
@@ -484,7 +489,8 @@ class FakeEngine:
         self._send(Generated, order.request, word, 1, (number,), logprobs)
         last = len(script) if script else self._answer_tokens
         if cut is not None or (last is not None and running.generated >= last):
-            self._finish(model, order.request, FinishReason.STOP)
+            stop = next((stop for stop in order.stop if cut is not None and stop in whole), None)
+            self._finish(model, order.request, FinishReason.STOP, stop)
         elif running.generated >= order.max_tokens:
             self._finish(model, order.request, FinishReason.LENGTH)
 
@@ -496,14 +502,14 @@ class FakeEngine:
         self._prefixes.touch(found[0])
         return found[1]
 
-    def _finish(self, model: _Loaded, request: str, reason: FinishReason) -> None:
+    def _finish(self, model: _Loaded, request: str, reason: FinishReason, stop: str | None = None) -> None:
         order, generated = model.requests[request].order, model.requests[request].generated
         del model.requests[request]
         if (length := len(order.prompt) + generated) >= LEAST_TOKENS:
             kept, nbytes = (*order.prompt, *range(generated)), length * self._kv_bytes_per_token
             self._prefixes.add(order.model, kept, nbytes, True, lambda: None, self._plan.prefix_cache_bytes)
         self._ended.add(request)
-        self._send(Finished, request, reason)
+        self._send(Finished, request, reason, stop)
 
     def _fail_all(self, model: _Loaded, error: Exception) -> None:
         for request in list(model.requests):

@@ -53,6 +53,11 @@ class Daemon:
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
     _started_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def run(self) -> str:
+        """A name of this run of the daemon that no other run has: numbers of events begin anew with each."""
+        return f"{self.started_at:.3f}-{os.getpid()}"
+
     def status(self) -> StatusView:
         """All that `omlxd status` knows; looks at memory only, never at the disk."""
         monitor = self.monitor

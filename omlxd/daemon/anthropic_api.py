@@ -69,7 +69,7 @@ class _AnthropicApi:
             return [news[1] async for news in heard if news is not None and news[1] is not None]
 
     async def _stream(self, request: Request, reply: Reply) -> Response:
-        """What fails within the first second is a real HTTP status; later it has to be an event of the stream."""
+        """A prompt that is refused gets a real HTTP status; what fails later may have to be an event of the stream."""
         generation = reply.generation
         heard = await while_connected(request, wait_before_stream([generation]))
         failed = generation.error if generation.generated_tokens == 0 else None

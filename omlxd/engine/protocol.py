@@ -360,6 +360,10 @@ class TextCodec(Protocol):
         """Prompt tokens of plain text, with the special tokens the tokenizer adds."""
         ...
 
+    def held_back(self, generated: Sequence[int], stop: Sequence[str]) -> str:
+        """What streaming has not told yet of the text of these tokens: a word's or character's begin, half a stop."""
+        ...
+
     def token_text(self, token: int) -> str:
         """One token as text; half a character is U+FFFD."""
         ...

@@ -14,6 +14,7 @@ from tests.bench import (
     decide,
     estimate,
     idle,
+    latency,
     load,
     plan,
     react,
@@ -36,6 +37,7 @@ class Bench:
 
 BENCHES = (
     Bench("throughput", "tokens/s and time to first token over HTTP, against mlx_lm.server", throughput.run),
+    Bench("latency", "first token of a small resident model: idle, beside loads, beside a long prompt", latency.run),
     Bench("load", "loading in slices, against one evaluation of all weights", load.run),
     Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),
     Bench("idle", "memory, processor time and threads of a daemon that nobody uses", idle.run),

@@ -65,6 +65,9 @@ class FakeCodec:
     transitions: Transitions = field(default_factory=dict)
     start: str = ANSWER
 
+    def held_back(self, generated: Sequence[int], stop: Sequence[str]) -> str:
+        return ""  # the fake engine tells everything at once
+
     def encode_text(self, text: str) -> list[int]:
         return [len(word) % self.vocab_size for word in text.split()]
 

@@ -20,6 +20,7 @@ from tests.bench import (
     react,
     refusals,
     status,
+    swaps,
     throughput,
 )
 from tests.bench.report import Row
@@ -49,6 +50,7 @@ BENCHES = (
     ),
     Bench("cap", "what a cap costs: throughput when all fits, time when a prompt barely does", cap.run),
     Bench("refusals", "random prompts under random caps: who is refused or admitted wrongly", refusals.run),
+    Bench("swaps", "two models that do not fit together, in turns and without", swaps.run),
     Bench("plan", "`omlxd plan` for a real model, against what it then takes", plan.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
 )

@@ -13,6 +13,7 @@ from tests.bench import (
     cycles,
     decide,
     estimate,
+    hour,
     idle,
     latency,
     load,
@@ -20,6 +21,7 @@ from tests.bench import (
     react,
     refusals,
     status,
+    swaps,
     throughput,
 )
 from tests.bench.report import Row
@@ -44,11 +46,13 @@ BENCHES = (
     Bench("cycles", "what is left after ten times load, generate, unload", cycles.run),
     Bench("decide", "the enforcer's decision for up to 10,000 models", decide.run),
     Bench("estimate", "what a model of 100 shards will take, from its headers", estimate.run),
+    Bench("hour", "three models under a cap for one and a half, `graceful` beside `reference`", hour.run),
     Bench(
         "adversarial", "whether the hard limit holds when everything happens at once, against no guard", adversarial.run
     ),
     Bench("cap", "what a cap costs: throughput when all fits, time when a prompt barely does", cap.run),
     Bench("refusals", "random prompts under random caps: who is refused or admitted wrongly", refusals.run),
+    Bench("swaps", "two models that do not fit together, in turns and without", swaps.run),
     Bench("plan", "`omlxd plan` for a real model, against what it then takes", plan.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
 )

@@ -339,3 +339,16 @@ async def test_prompts_and_answers_are_in_no_log(tmp_path: Path) -> None:
         assert "request_finished" in text
         assert "secret" not in text
         assert "tok0" not in text
+
+
+async def test_one_request_too_many_in_the_queue_is_told_when_to_come_back(tmp_path: Path) -> None:
+    engine = FakeEngine("thread", slice_bytes=MIB, step_s=0.05)  # the load takes 40 steps: the first request waits
+    async with running(tmp_path, TWO, engine=engine, daemon={"max_waiting": 1}) as daemon:
+        first = asyncio.create_task(daemon.ask("POST", PATH, {"model": "chat", "messages": HELLO}))
+        async with asyncio.timeout(20):
+            while not (await daemon.control("GET", "models"))["models"][0]["waiting"]:
+                pass
+        refused = await daemon.ask("POST", PATH, {"model": "chat", "messages": HELLO})
+        assert (refused.status, refused.json["error"]["code"]) == (503, "busy")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await first).status == 200

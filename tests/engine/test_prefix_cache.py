@@ -10,7 +10,7 @@ import pytest
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.protocol import GenerationOrder, Prefilled
+from omlxd.engine.protocol import Generated, GenerationOrder, Prefilled
 from tests.engine.driver import Driver, generation, on_mlx_thread, reference
 from tests.engine.test_generation import KINDS, prompt, same_until_a_tie
 
@@ -208,3 +208,19 @@ def test_of_caches_that_stand_somewhere_else_nothing_is_kept() -> None:
         return dict(kept.by_model)
 
     assert on_mlx_thread(work) == {}
+
+
+def test_an_answer_is_kept_in_whichever_moment_it_ends_while_another_joins(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model())
+    driver.apply(prefill_chunk_tokens=16)
+    for length in range(1, 8):
+        first = generation(f"a{length}", "m", prompt(40, length), max_tokens=length)
+        driver.run(first, generation(f"b{length}", "m", prompt(90, 100 + length), max_tokens=1))
+        tokens = [
+            event.token_ids for event in driver.seen if isinstance(event, Generated) and event.request == f"a{length}"
+        ]
+        history = (*first.prompt, *sum(tokens, ()))
+        driver.run(generation(f"c{length}", "m", (*history, 9, 9), max_tokens=1))
+        assert len(history) - 1 <= reused(driver, f"c{length}") <= len(history)

@@ -11,6 +11,7 @@ import typer
 
 from omlxd.cli.completion import model_names
 from omlxd.cli.log_lines import Line
+from omlxd.cli.stories import concerns_request
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.events import EventLevel, EventName
 from omlxd.core.units import parse_duration
@@ -18,7 +19,6 @@ from omlxd.core.wording import nearest, shown
 
 _SEVERITY: Final = {level.value: number for number, level in enumerate(EventLevel)}
 _MODEL_KEYS: Final = ("model", "victim", "for_model")
-_REQUEST_KEYS: Final = ("request", "for_request")
 
 ModelOption = Annotated[
     str | None,
@@ -94,10 +94,7 @@ class Filter:
                 return
 
     def _about_request(self, record: Mapping[str, Any]) -> bool:
-        ended = record.get("requests")
-        return any(record.get(key) == self.request for key in _REQUEST_KEYS) or (
-            isinstance(ended, list) and self.request in ended
-        )
+        return self.request is not None and concerns_request(record, self.request)
 
 
 def severity(record: Mapping[str, Any]) -> int:

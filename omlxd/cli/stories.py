@@ -187,10 +187,12 @@ def loads_around(log: Log, decision: Record) -> tuple[Record | None, Record | No
 
 def concerns_request(record: Record, request: str) -> bool:
     """Whether the event is about the request, or was done to it or for it."""
-    ended = record.get("requests")
-    return request in (record.get("request"), record.get("for_request")) or (
-        isinstance(ended, list) and request in ended
-    )
+    return request in (record.get("request"), record.get("for_request")) or is_among(request, record.get("requests"))
+
+
+def is_among(name: str, listed: Any) -> bool:
+    """Whether a line's list, if it is one, has the name."""
+    return isinstance(listed, list) and name in listed
 
 
 def arrival(record: Record) -> float | None:

@@ -1,4 +1,4 @@
-"""`omlxd why` over recorded logs: two runs of a real daemon under pressure, the first of which was killed."""
+"""`omlxd why` over recorded logs of a real daemon under pressure: two runs, the first killed; and requests parked."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from omlxd.cli.main import main
 from omlxd.core.events import EventName
 from tests.cli.conftest import Omlxd
 
-RECORDED = Path(__file__).parent / "recorded" / "two-runs.jsonl"
-LINES = RECORDED.read_text().splitlines()
+RECORDED = Path(__file__).parent / "recorded"
+LINES = (RECORDED / "two-runs.jsonl").read_text().splitlines()
+PARKED = (RECORDED / "parked.jsonl").read_text().splitlines()
 NOW = 1_764_440_000.0
 MANIFEST = "".join(f"[models.{name}]\n" for name in ("tiny-b", "tiny-c", "broken", "quiet"))
 MANIFEST += '[models.tiny-a]\naliases = ["a"]\n'
@@ -103,6 +104,24 @@ def test_while_a_load_waits_it_says_for_whom_and_who_waits_for_it(
     write(home, *LINES[: waits + 1])
     with alive(home):
         golden("why-waiting", told(ask, "tiny-c") + told(ask, "r4") + told(ask, "r3"))
+
+
+def test_a_parked_request_s_life_and_the_decisions_that_cost_it_time(
+    ask: Ask, home: Path, golden: Callable[[str, str], None]
+) -> None:
+    write(home, *PARKED)
+    with alive(home):
+        golden("why-parked", "".join(told(ask, *question) for question in (("r2",), ("r5",), ("d2",), ("tiny-c",))))
+
+
+def test_a_request_that_is_parked_now_says_why(ask: Ask, home: Path) -> None:
+    parked = next(at for at, line in enumerate(PARKED) if '"request_parked"' in line)
+    write(home, *PARKED[: parked + 1])
+    with alive(home):
+        said = " ".join(ask("r5")[1].split())
+        assert said.startswith("r5 to `tiny-c` is parked since ")
+        assert "by d2, to go on when there is memory for it" in said
+        assert "was parked after 91 tokens by decision d2" in ask("tiny-c")[1]
 
 
 def test_after_a_kill_it_says_that_the_daemon_ended_without_a_word(

@@ -19,6 +19,7 @@ from omlxd.cli import happenings, lives, stories
 from omlxd.cli.explain import explanation, headline
 from omlxd.cli.log_lines import Log
 from omlxd.cli.main import main
+from omlxd.cli.sentences import event_line
 from omlxd.core.events import EventName
 from tests.cli.conftest import Omlxd
 
@@ -216,6 +217,29 @@ LOG_LINES = st.lists(
     | st.sampled_from([line.encode() for line in LINES]),
     max_size=20,
 )
+
+
+def warped(value: Any, odd: Any, *, only: type) -> Any:
+    """The value with everything of this type in it replaced."""
+    if isinstance(value, dict):
+        return {key: each if key == "event" else warped(each, odd, only=only) for key, each in value.items()}
+    if isinstance(value, list):
+        return [warped(each, odd, only=only) for each in value]
+    return odd if type(value) is only else value
+
+
+@pytest.mark.parametrize(
+    "odd", [float("nan"), float("inf"), -(10**400), 1e300, "x\x1b[2J\n", None, [[]], {"a": {}}, True]
+)
+@pytest.mark.parametrize("only", [int, float, str])
+def test_odd_values_where_numbers_and_words_should_be_make_sentences_all_the_same(odd: Any, only: type) -> None:
+    for line in (*LINES, *PARKED):
+        record = warped(json.loads(line), odd, only=only)
+        assert event_line(record).isprintable()
+        if record["event"] == EventName.DECISION:
+            assert headline(record, NOW).isprintable()
+            for part in explanation(record, (record, record), NOW):
+                assert all(text.isprintable() for text in part.lines)
 
 
 @given(LOG_LINES, st.booleans())

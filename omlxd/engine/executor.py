@@ -264,6 +264,7 @@ class PlanExecutor:
     def _load_slice(self, load: SlicedLoad, turn: Turn) -> None:
         size_bytes = slice_bytes(load.total_bytes, self._pace.bytes_per_s, turn.budget_s)
         began_s, done_bytes = self._clock(), load.done_bytes
+        self._gauges.unsettle()
         try:
             self._ensure_started()
             loaded = load.step(self._plan.limits, size_bytes)

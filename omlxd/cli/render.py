@@ -182,7 +182,7 @@ def requests_table(requests: Iterable[Mapping[str, Any]]) -> Table:
         table.add_row(
             _word(request["id"]),
             _word(request["model"]),
-            request["state"],
+            _request_state(request),
             f"{prefilled}/{prompt}" if prefilled < prompt else str(prompt),
             str(request["generated_tokens"]),
             format_duration(request["age_s"]),
@@ -293,6 +293,14 @@ def _load(model: Mapping[str, Any]) -> str:
     """Running requests, and `+` those that wait or are parked."""
     waiting = model["waiting"] + model["parked"]
     return f"{model['running']}+{waiting}" if waiting else str(model["running"] or NOTHING)
+
+
+def _request_state(request: Mapping[str, Any]) -> str:
+    """Its state, and how often it was parked on the way there."""
+    state, parks = str(request["state"]), request.get("parks", 0)
+    if state == "parked":
+        return f"{state} {parks}x" if parks > 1 else state
+    return f"{state}, parked {parks}x" if parks else state
 
 
 def _flags(model: Mapping[str, Any]) -> str:

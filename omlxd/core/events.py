@@ -20,6 +20,7 @@ class EventName(StrEnum):
     ENGINE_STARTED = "engine_started"
     ENGINE_FAILED = "engine_failed"
     ENGINE_STALLED = "engine_stalled"
+    ENGINE_MOVES = "engine_moves"
     LIMIT_CHANGED = "limit_changed"
     LIMIT_WARNING = "limit_warning"
     LEVEL_CHANGED = "level_changed"

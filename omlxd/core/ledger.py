@@ -195,6 +195,23 @@ class Ledger:
         self._fit_rows(then)
         return self._difference(now, then)
 
+    def frees_bytes(self, model: str) -> dict[str, int]:
+        """By request, what the promises to the model would shrink by if that one alone left; nothing is released."""
+        now = self._accounts.get(model)
+        if now is None or not now.rows:
+            return {}
+        lengths = sorted((row.tokens for row in now.rows.values()), reverse=True)
+        kv_bytes, left = self._share(now).kv_bytes, min(len(lengths) - 1, self._max_batch)
+
+        def left_bytes(longest: int) -> int:
+            return now.costs.kv_bytes(reserved_tokens(longest, now.batched), left) if left else 0
+
+        without_a_short, without_the_longest = left_bytes(lengths[0]), left_bytes(lengths[min(1, left)])
+        return {
+            name: kv_bytes + row.prefill_bytes - (without_the_longest if row.tokens == lengths[0] else without_a_short)
+            for name, row in now.rows.items()
+        }
+
     def _difference(self, now: Account, then: Account) -> Difference:
         transient_bytes = max(self.transient_bytes, _transient_bytes(then, self._max_batch))
         return Difference(self._share(then).committed_bytes - self._share(now).committed_bytes, transient_bytes)

@@ -40,6 +40,8 @@ class DaemonSettings:
         drain_timeout_s: seconds that running requests get to finish when the daemon stops or a model is unloaded.
         load_timeout_s: seconds that a load may wait for memory that nobody gives back.
         fair_wait_s: seconds that a load may wait before models in use make way for it.
+        park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
+        stall_timeout_s: seconds without a step, while there is work, after which health and the log call it a stall.
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests that may wait; one more is told to come back later.
@@ -57,7 +59,9 @@ class DaemonSettings:
     prefill_memory_guard: bool = True
     drain_timeout_s: float = 30.0
     load_timeout_s: float = 60.0
+    park_deadline_s: float = 300.0
     fair_wait_s: float = 10.0
+    stall_timeout_s: float = 60.0
     prefill_chunk_tokens: int = 256
     max_batch: int = 32
     max_waiting: int = 256

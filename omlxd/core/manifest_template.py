@@ -32,10 +32,15 @@ max_memory = "auto"
 #prefill_memory_guard = true
 
 # How long running requests may finish when the daemon stops; how long a load may wait for memory that nobody gives
-# back; how long requests may wait for a model that does not fit beside others in use, before those make way.
+# back; how long requests may wait for a model that does not fit beside others in use, before those make way; how
+# long a request that gave its memory back waits for it again, before it ends with the text it has.
 #drain_timeout = "30s"
 #load_timeout = "60s"
 #fair_wait = "10s"
+#park_deadline = "300s"
+
+# How long the engine may take no step while it has work, before `/health` calls it a stall.
+#stall_timeout = "60s"
 
 # Tokens of one prefill step; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256

@@ -69,7 +69,7 @@ class MemoryView:
     blocks they grow into; `prefix_cache` is what ended requests have left for later ones, reclaimable at any time;
     `unaccounted` is what is used and belongs to no model.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
-    the hard limit then; the second stays 0 while the limit holds.
+    the hard limit then, and `over_hard_bytes` by how much at worst; both stay 0 while the limit holds.
     """
 
     used: int
@@ -87,6 +87,7 @@ class MemoryView:
     system_available: int
     samples: int = 0
     over_hard_samples: int = 0
+    over_hard_bytes: int = 0
     prefix_cache: int = 0
 
 
@@ -127,7 +128,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One generation in flight."""
+    """One generation in flight; `parks` counts how often it gave its memory back and waited for it again."""
 
     id: str
     model: str
@@ -136,6 +137,7 @@ class RequestView:
     prefilled_tokens: int
     generated_tokens: int
     age_s: float
+    parks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

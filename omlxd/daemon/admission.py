@@ -1,7 +1,8 @@
 """The door: a request goes to the engine when its memory has been reserved, waits its turn, or is refused (R11, R12).
 
-Requests of one model wait in the order they came. One that needs much lets requests to other models pass while it
-waits, but only so many; then nobody passes, and what runs makes room for it by ending.
+Requests of one model wait in the order they came, also those that were parked and want to come back. One that needs
+much lets requests to other models pass while it waits, but only so many; then nobody passes, and what runs makes room
+for it by ending. The next block of what runs comes before everybody at the door.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import no_room, prompt_too_large
+from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import GenerationOrder
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Ticket:
     """A request that waits at the door; its result is the chunk it may use, None when its model has gone."""
 
     entry: EnginePoolEntry
-    request: str
+    generation: Generation
     ask: Ask
     overtaken: int = 0
     stuck_since_s: float | None = None
@@ -60,30 +62,33 @@ class Door:
         """Whether requests may be kept waiting or refused at all."""
         return self._pool.link.wanted.limits.prefill_memory_guard
 
-    def check(self, entry: EnginePoolEntry, prompt_tokens: int) -> None:
+    def check(self, entry: EnginePoolEntry, generation: Generation, length_tokens: int) -> None:
         """Refuse what can never run before its model is loaded for it; raises PrefillMemoryExceeded."""
-        if self.guarded:
-            pool, ask = self._pool, self._ask(entry, prompt_tokens)
+        if self._bound(generation):
+            pool, ask = self._pool, self._ask(entry, length_tokens)
             refusal = never_fits(pool.snapshot(pool.engine.read()), pool.limits, ask)
             if refusal is not None:
                 raise prompt_too_large(ask, refusal)
 
-    async def admit(self, entry: EnginePoolEntry, request: str, order: GenerationOrder) -> GenerationOrder | None:
+    async def admit(
+        self, entry: EnginePoolEntry, generation: Generation, order: GenerationOrder
+    ) -> GenerationOrder | None:
         """Reserve the request's memory, as soon as there is enough; None when the model was unloaded meanwhile.
 
         When it returns an order the request must go to the engine in the same turn of the loop, or be released.
 
         Raises:
             PrefillMemoryExceeded: it could not run even alone.
-            Busy: memory that belongs to nobody, or the lack of it in the system, kept it waiting for `wait_s`.
+            Busy: memory that belongs to nobody, or the lack of it in the system, kept it waiting for `wait_s`; one that
+                was parked waits on.
         """
-        ask = self._ask(entry, len(order.prompt))
-        if not self.guarded:
-            self._reserve(entry, request, ask, ask.chunk_tokens)
+        ask = self._ask(entry, len(order.prompt) + len(order.generated))
+        if not self._bound(generation):
+            self._reserve(entry, generation.id, ask, ask.chunk_tokens)
             return order
-        chunk = None if self._must_queue(entry.name) else self._at_once(entry, request, ask)
+        chunk = None if self._must_queue(entry, generation) else self._at_once(entry, generation.id, ask)
         if chunk is None:
-            chunk = await self._in_turn(Ticket(entry, request, ask))
+            chunk = await self._in_turn(Ticket(entry, generation, ask))
         return None if chunk is None else replace(order, prefill_chunk_tokens=chunk)
 
     def release(self, entry: EnginePoolEntry, request: str) -> None:
@@ -102,11 +107,18 @@ class Door:
             self._worker.cancel()
             await asyncio.wait([self._worker])
 
-    def _ask(self, entry: EnginePoolEntry, prompt_tokens: int) -> Ask:
-        return Ask(entry.name, prompt_tokens, self._pool.link.prefill_chunk_tokens, entry.costs)
+    def _bound(self, generation: Generation) -> bool:
+        """Whether it has to fit: with the guard; and always when it was parked, or it would only be parked again."""
+        return self.guarded or generation.parks > 0
 
-    def _must_queue(self, model: str) -> bool:
-        return any(ticket.entry.name == model or ticket.overtaken >= MAX_OVERTAKES for ticket in self._waiting())
+    def _ask(self, entry: EnginePoolEntry, length_tokens: int) -> Ask:
+        return Ask(entry.name, length_tokens, self._pool.link.prefill_chunk_tokens, entry.costs)
+
+    def _must_queue(self, entry: EnginePoolEntry, generation: Generation) -> bool:
+        """Whether others come first; who was parked comes back under the pool's lock only, when nobody decides."""
+        if generation.parks or _is_behind_parked(entry, generation) or self._pool.growth.waiting:
+            return True
+        return any(ticket.entry is entry or ticket.overtaken >= MAX_OVERTAKES for ticket in self._waiting())
 
     def _waiting(self) -> list[Ticket]:
         return [ticket for ticket in self._queue if not ticket.result.done()]
@@ -124,20 +136,27 @@ class Door:
         return answer.chunk_tokens
 
     async def _in_turn(self, ticket: Ticket) -> int | None:
-        self._queue.append(ticket)
+        self._queue.insert(self._place(ticket), ticket)
         self.wake()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="omlxd-door")
         admitted = False
         try:
             chunk = await ticket.result
-            admitted = ticket.admitted and ticket.entry.takes(ticket.request)
+            admitted = ticket.admitted and ticket.entry.takes(ticket.generation.id)
             return chunk if admitted else None
         finally:
             self._queue.remove(ticket)
             if ticket.admitted and not admitted:  # its caller went away, or its model did, in that very moment
-                self.release(ticket.entry, ticket.request)
+                self.release(ticket.entry, ticket.generation.id)
             self.wake()
+
+    def _place(self, ticket: Ticket) -> int:
+        """In front of younger requests to the same model: who was parked came before them."""
+        for place, other in enumerate(self._queue):
+            if other.entry is ticket.entry and other.generation.order > ticket.generation.order:
+                return place
+        return len(self._queue)
 
     def _reserve(self, entry: EnginePoolEntry, request: str, ask: Ask, chunk: int) -> None:
         self._pool.ledger.reserve(entry.name, request, ask.costs, ask.prompt_tokens, chunk)
@@ -161,24 +180,28 @@ class Door:
     async def _serve(self) -> None:
         """Look at everybody once, in order: admit, evict for, refuse, or leave waiting."""
         pool = self._pool
+        if pool.growth.waiting:
+            return  # what runs already goes on first; it wakes the door
         reading = await pool.read_rest() or pool.engine.read()
         passed: list[Ticket] = []
         for ticket in self._waiting():
             if ticket.result.done():  # ended while somebody else was looked at
                 continue
-            if not ticket.entry.takes(ticket.request):
+            if not ticket.entry.takes(ticket.generation.id):
                 ticket.result.set_result(None)
                 continue
             if any(other.entry is ticket.entry for other in passed):
                 continue
+            if _is_behind_parked(ticket.entry, ticket.generation):
+                continue
             answer, reading = await self._evict_for(ticket, reading, first=not passed)
-            if ticket.result.done() or not ticket.entry.takes(ticket.request):
+            if ticket.result.done() or not ticket.entry.takes(ticket.generation.id):
                 continue  # the next look finds it
-            if not self.guarded:
+            if not self._bound(ticket.generation):
                 answer = replace(answer, kind=AdmissionKind.ADMIT, chunk_tokens=ticket.ask.chunk_tokens)
             if answer.kind is AdmissionKind.ADMIT:
                 self._overtake([other for other in passed if not other.result.done()])
-                self._reserve(ticket.entry, ticket.request, ticket.ask, answer.chunk_tokens)
+                self._reserve(ticket.entry, ticket.generation.id, ticket.ask, answer.chunk_tokens)
                 ticket.admitted = True
                 ticket.result.set_result(answer.chunk_tokens)
             elif answer.kind is AdmissionKind.NEVER:
@@ -197,7 +220,7 @@ class Door:
         while True:
             yielding = self._yielding() if first else frozenset[str]()
             answer = decide_request(pool.snapshot(reading), pool.limits, pool.ledger, ticket.ask, yielding)
-            if answer.kind is not AdmissionKind.EVICT or not self.guarded or ticket.result.done():
+            if answer.kind is not AdmissionKind.EVICT or ticket.result.done() or not self._bound(ticket.generation):
                 return answer, reading
             numbers = {"victims": list(answer.victims), "need_bytes": answer.need_bytes}
             reading = await make_way(
@@ -208,7 +231,7 @@ class Door:
                 why=answer.why,
                 before=reading,
                 candidates=answer.candidates,
-                extra={**numbers, "short_bytes": answer.short_bytes, "for_request": ticket.request},
+                extra={**numbers, "short_bytes": answer.short_bytes, "for_request": ticket.generation.id},
             )
 
     def _yielding(self) -> frozenset[str]:
@@ -224,11 +247,16 @@ class Door:
             ticket.told = True
             fields = {"reason": answer.why, "short_bytes": answer.short_bytes, "blockers": list(answer.blockers)}
             self._pool.emit(
-                Event(EventName.REQUEST_WAITING, model=ticket.entry.name, request=ticket.request, fields=fields)
+                Event(EventName.REQUEST_WAITING, model=ticket.entry.name, request=ticket.generation.id, fields=fields)
             )
-        if answer.blockers:
+        if answer.blockers or ticket.generation.parks:
             ticket.stuck_since_s = None
         elif ticket.stuck_since_s is None:
             ticket.stuck_since_s = now_s
         elif now_s - ticket.stuck_since_s >= self._wait_s:
             ticket.result.set_exception(no_room(ticket.entry.name, answer, now_s - ticket.stuck_since_s))
+
+
+def _is_behind_parked(entry: EnginePoolEntry, generation: Generation) -> bool:
+    """Whether an older request to the same model is parked: it comes back first, perhaps before it stands here."""
+    return any(each.order < generation.order and entry.takes(each.id) for each in entry.parked)

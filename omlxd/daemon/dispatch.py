@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from omlxd.core.errors import DoesNotFit, InvalidRequest, OmlxError, RequestAborted
 from omlxd.core.events import Event, EventLevel, EventName
-from omlxd.core.memory import MemoryReading
-from omlxd.core.states import EntryState
+from omlxd.core.memory import MemoryReading, Policy
+from omlxd.core.snapshot import RequestSnapshot
+from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
 from omlxd.daemon.refusals import decision_behind
@@ -37,16 +39,27 @@ if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
 
 
+class Leaving(Enum):
+    """Why a request was taken out of the plan; what the engine tells of it meanwhile counts unless it is dropped."""
+
+    DROPPED = auto()
+    PARKED = auto()
+    CUT_SHORT = auto()
+
+
 @dataclass(eq=False)
 class Attempt:
-    """One stay of a request in the engine; a request that is evicted before its first step makes another one."""
+    """One stay of a request in the engine; a request that is parked or evicted makes another one."""
 
     order: GenerationOrder
     entry: EnginePoolEntry
     generation: Generation
     gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     started: bool = False
-    leaving: bool = False
+    prefilled_tokens: int = 0
+    leaving: Leaving | None = None
+    why: str = ""
+    decision: str | None = None
 
 
 class Dispatch:
@@ -76,26 +89,80 @@ class Dispatch:
 
     def remove(self, generation: Generation) -> bool:
         """Take a request that has ended out of the plan; False when the engine does not have it."""
-        for attempt in self._attempts.values():
-            if attempt.generation is generation:
-                self._leave(attempt)
-                return True
-        return False
+        attempt = self._stay_of(generation.id)
+        if attempt is not None:
+            self._leave(attempt, Leaving.DROPPED)
+        return attempt is not None
+
+    async def park(self, request: str, why: str, decision: str | None = None) -> bool:
+        """Take it out of the engine until it fits again; True once its memory is back, False when it is not there."""
+        attempt = self._stay_of(request)
+        if attempt is None or attempt.leaving is not None:
+            return False
+        parks = attempt.generation.parks
+        self._leave(attempt, Leaving.PARKED, why, decision)
+        await asyncio.wait([attempt.gone])
+        return attempt.generation.parks > parks
+
+    async def cut_short(self, request: str, why: str, decision: str | None = None) -> None:
+        """End it with the text it has; one that has none yet is parked. Returns when its memory is back."""
+        attempt = self._stay_of(request)
+        if attempt is not None:
+            leaving = Leaving.CUT_SHORT if attempt.generation.generated else Leaving.PARKED
+            self._leave(attempt, leaving, why, decision)
+            await asyncio.wait([attempt.gone])
 
     def take_out(self, model: str, error: OmlxError) -> None:
-        """The model is being evicted: what has begun ends with `error`, what has not waits again."""
+        """The model is being evicted: `graceful` parks its requests, `reference` ends what has begun with `error`."""
+        parks = self._pool.limits.policy is Policy.GRACEFUL
         for attempt in self._of(model):
+            if parks and attempt.started:
+                self._leave(attempt, Leaving.PARKED, "its model was unloaded", decision_behind(error))
+                continue
             if attempt.started:
                 self._end(attempt.generation, error)
-            self._leave(attempt)
+            self._leave(attempt, Leaving.DROPPED)
 
     def abort_all(self, model: str, error: OmlxError) -> list[asyncio.Future[None]]:
         """End all requests that the engine has for the model; the futures resolve when their memory is back."""
         attempts = self._of(model)
         for attempt in attempts:
             self._end(attempt.generation, error)
-            self._leave(attempt)
+            self._leave(attempt, Leaving.DROPPED)
         return [attempt.gone for attempt in attempts]
+
+    def running(self) -> dict[str, tuple[RequestSnapshot, ...]]:
+        """By model, the requests that the engine has and keeps, oldest first."""
+        running: dict[str, list[Generation]] = {}
+        for attempt in self._attempts.values():
+            if attempt.leaving is None:
+                running.setdefault(attempt.entry.name, []).append(attempt.generation)
+        snapshots = {}
+        for model, generations in running.items():
+            frees_bytes = self._pool.ledger.frees_bytes(model)
+            snapshots[model] = tuple(
+                RequestSnapshot(each.id, each.order, frees_bytes.get(each.id, 0), each.parks)
+                for each in sorted(generations, key=lambda each: each.order)
+            )
+        return snapshots
+
+    def finish(
+        self, generation: Generation, reason: FinishReason, why: str | None = None, decision: str | None = None
+    ) -> None:
+        """It ended well, with the text it has; `why` says what kept it from going on."""
+        if not generation.finish(reason):
+            return
+        fields = {
+            "finish_reason": reason.value,
+            "prompt_tokens": generation.prompt_tokens,
+            "generated_tokens": generation.generated_tokens,
+            "first_token_s": generation.first_token_s,
+            "tokens_per_s": generation.tokens_per_s,
+            "age_s": generation.age_s,
+            "parks": generation.parks,
+            **({} if why is None else {"reason": why}),
+        }
+        self._tell(EventName.REQUEST_FINISHED, generation, fields, decision)
 
     def tell_end(self, generation: Generation, error: OmlxError) -> None:
         """Emit how a request ended badly, and set it down to the decision that ended it."""
@@ -120,17 +187,18 @@ class Dispatch:
         """Apply a batch of events, in order."""
         for event in events:
             match event:
-                case Generated(request=request, text=text, tokens=tokens):
+                case Generated(request=request):
                     if (attempt := self._begun(request)) is not None:
-                        attempt.generation.push(text, tokens)
-                        self._pool.growth.generated(attempt.entry.name, attempt.generation.id, tokens)
+                        self._generated(attempt, event)
                 case Prefilled(request=request):
                     if (attempt := self._begun(request)) is not None:
                         self._prefilled(attempt, event)
                 case NeedsBlock(model=model, length_tokens=length):
                     self._pool.growth.needs_block(model, length)
-                case Finished(request=request):
-                    self._finished(event)
+                case Finished(request=request, reason=reason):
+                    if (attempt := self._begun(request)) is not None:
+                        self.finish(attempt.generation, reason)
+                    self._gone(request)
                 case RequestFailed(request=request, error=error):
                     if (attempt := self._attempts.get(request)) is not None:
                         self._end(attempt.generation, error)
@@ -143,11 +211,17 @@ class Dispatch:
 
     def _prefilled(self, attempt: Attempt, event: Prefilled) -> None:
         pool, generation = self._pool, attempt.generation
-        learn_from(pool, attempt.entry, event, event.done - max(generation.prefilled_tokens, event.reused))
+        learn_from(pool, attempt.entry, event, event.done - max(attempt.prefilled_tokens, event.reused))
+        attempt.prefilled_tokens = event.done
         generation.prefilled(event.done, event.reused)
         if event.done >= event.total:
             pool.ledger.prefilled(attempt.entry.name, generation.id)
             pool.door.wake()
+
+    def _generated(self, attempt: Attempt, event: Generated) -> None:
+        attempt.generation.push(event.text, event.tokens, event.token_ids)
+        if attempt.leaving is None:
+            self._pool.growth.generated(attempt.entry.name, attempt.generation.id, event.tokens)
 
     def _about_models(self, event: EngineEvent) -> None:
         pool = self._pool
@@ -198,42 +272,35 @@ class Dispatch:
 
     def _begun(self, request: str) -> Attempt | None:
         attempt = self._attempts.get(request)
-        if attempt is None or attempt.leaving:
+        if attempt is None or attempt.leaving is Leaving.DROPPED:
             return None
         if not attempt.started:
             attempt.started = True
-            generation = attempt.generation
-            fields = {"prompt_tokens": generation.prompt_tokens, "waited_s": generation.age_s}
-            self._emit(Event(EventName.REQUEST_STARTED, model=attempt.entry.name, request=generation.id, fields=fields))
+            self._tell_begin(attempt.generation)
         return attempt
 
-    def _finished(self, event: Finished) -> None:
-        attempt = self._attempts.get(event.request)
-        if attempt is not None and not attempt.leaving:
-            generation = attempt.generation
-            generation.finish(event.reason)
-            fields = {
-                "finish_reason": event.reason.value,
-                "prompt_tokens": generation.prompt_tokens,
-                "generated_tokens": generation.generated_tokens,
-                "first_token_s": generation.first_token_s,
-                "tokens_per_s": generation.tokens_per_s,
-                "age_s": generation.age_s,
-            }
-            self._emit(
-                Event(EventName.REQUEST_FINISHED, model=attempt.entry.name, request=generation.id, fields=fields)
-            )
-        self._gone(event.request)
+    def _tell_begin(self, generation: Generation) -> None:
+        """Once that it has started; and each time it comes back."""
+        parked_s = generation.resume()
+        if not generation.started:
+            generation.started = True
+            fields = {"prompt_tokens": generation.prompt_tokens, "waited_s": generation.age_s}
+            self._tell(EventName.REQUEST_STARTED, generation, fields)
+        if parked_s is not None:
+            counts = {"generated_tokens": generation.generated_tokens, "parks": generation.parks}
+            self._tell(EventName.REQUEST_RESUMED, generation, {**counts, "parked_s": parked_s})
 
     def _end(self, generation: Generation, error: OmlxError) -> None:
         if generation.fail(error):
             self.tell_end(generation, error)
 
-    def _leave(self, attempt: Attempt) -> None:
+    def _leave(self, attempt: Attempt, leaving: Leaving, why: str = "", decision: str | None = None) -> None:
         """Take it out of the plan; its memory is back when the engine says so."""
-        if attempt.leaving:
+        if attempt.leaving is not None:
+            if leaving is Leaving.DROPPED:  # it ended while it was being parked
+                attempt.leaving = leaving
             return
-        attempt.leaving = True
+        attempt.leaving, attempt.why, attempt.decision = leaving, why, decision
         request, link = attempt.order.request, self._pool.link
         del link.wanted.requests[request]
         link.changed()
@@ -245,17 +312,45 @@ class Dispatch:
         attempt = self._attempts.pop(request, None)
         if attempt is None:
             return
-        attempt.leaving = True
+        leaving, attempt.leaving = attempt.leaving, Leaving.DROPPED
         if self._pool.link.wanted.requests.pop(request, None) is not None:
             self._pool.link.changed()
-        attempt.entry.in_engine.discard(attempt.generation.id)
-        self._pool.door.release(attempt.entry, attempt.generation.id)
+        generation = attempt.generation
+        freed_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0)
+        attempt.entry.in_engine.discard(generation.id)
+        self._pool.door.release(attempt.entry, generation.id)
+        if leaving is Leaving.CUT_SHORT:
+            self.finish(generation, FinishReason.LENGTH, attempt.why, attempt.decision)
+        elif leaving is Leaving.PARKED and not generation.ended:
+            self._park(attempt, freed_bytes)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()
 
+    def _park(self, attempt: Attempt, freed_bytes: int) -> None:
+        generation = attempt.generation
+        generation.park()
+        fields = {
+            "reason": attempt.why,
+            "prompt_tokens": generation.prompt_tokens,
+            "generated_tokens": generation.generated_tokens,
+            "freed_bytes": freed_bytes,
+            "parks": generation.parks,
+        }
+        self._tell(EventName.REQUEST_PARKED, generation, fields, attempt.decision)
+
+    def _stay_of(self, request: str) -> Attempt | None:
+        return next((each for each in self._attempts.values() if each.generation.id == request), None)
+
     def _of(self, model: str) -> list[Attempt]:
         return [attempt for attempt in self._attempts.values() if attempt.entry.name == model]
+
+    def _tell(
+        self, name: EventName, generation: Generation, fields: Mapping[str, object], decision: str | None = None
+    ) -> None:
+        if decision is not None:
+            self._pool.decisions.cost(decision, generation.id)
+        self._emit(Event(name, model=generation.model, request=generation.id, decision=decision, fields=fields))
 
     def _emit(self, event: Event) -> None:
         self._pool.emit(event)

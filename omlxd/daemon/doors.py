@@ -17,8 +17,6 @@ from omlxd.daemon.app import Daemon
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.http_errors import JsonResponse, answer_http_exception, answer_omlx_error, answer_unexpected
 
-STALLED_AFTER_S = 30.0  # far beyond the longest step; a driver that hangs never comes back by itself
-
 
 def front_door(daemon: Daemon, rules: TcpRules | None) -> FrontDoor:
     """The application for both doors."""
@@ -35,7 +33,7 @@ def health(daemon: Daemon) -> tuple[str, int]:
     """The one word of `/health` and its HTTP status."""
     if daemon.state is not DaemonState.READY:
         return daemon.state.value, 503
-    if daemon.monitor.stalled_s() > STALLED_AFTER_S:
+    if daemon.monitor.stalled_s() > daemon.manifest.daemon.stall_timeout_s:
         return "stalled", 503
     return ("exhausted" if daemon.enforcer.level is Level.EXHAUSTED else "ok"), 200
 

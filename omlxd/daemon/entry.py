@@ -12,7 +12,7 @@ from omlxd.core.costs import NO_COSTS, KvCosts
 from omlxd.core.errors import OmlxError
 from omlxd.core.learned_costs import ChunkSample, LearnedCosts
 from omlxd.core.manifest import ModelSettings
-from omlxd.core.snapshot import EntrySnapshot
+from omlxd.core.snapshot import EntrySnapshot, RequestSnapshot
 from omlxd.core.states import EntryState, RequestState
 from omlxd.core.turnover import Holder
 from omlxd.daemon.model_files import ModelFiles
@@ -138,6 +138,12 @@ class EnginePoolEntry:
         return sum(generation.state is RequestState.WAITING for generation in self.requests.values())
 
     @property
+    def parked(self) -> tuple[Generation, ...]:
+        """Requests that gave their memory back and wait until they fit again, oldest first."""
+        parked = (each for each in self.requests.values() if each.state is RequestState.PARKED)
+        return tuple(each for each in parked if each.id not in self.in_engine)
+
+    @property
     def load_progress(self) -> float | None:
         """How much of it is in memory, 0 to 1; None when it is not loading."""
         if self.ticket is None or self.state is not EntryState.LOADING:
@@ -148,8 +154,15 @@ class EnginePoolEntry:
         """It was used until now."""
         self.used_at_s = self.clock()
 
-    def snapshot(self, now_s: float, kv_bytes: int, promised_bytes: int = 0, prefix_bytes: int = 0) -> EntrySnapshot:
-        """What the policy sees of it."""
+    def snapshot(
+        self,
+        now_s: float,
+        kv_bytes: int,
+        promised_bytes: int = 0,
+        prefix_bytes: int = 0,
+        requests: tuple[RequestSnapshot, ...] = (),
+    ) -> EntrySnapshot:
+        """What the policy sees of it; `requests` are those that the engine has."""
         leases = len(self.served) if self.gives_way else len(self.requests)
         return EntrySnapshot(
             name=self.name,
@@ -164,6 +177,7 @@ class EnginePoolEntry:
             loading_order=self.ticket.order_id if self.ticket is not None else None,
             promised_bytes=promised_bytes,
             prefix_bytes=prefix_bytes,
+            requests=requests,
         )
 
     def holder(self, snapshot: EntrySnapshot) -> Holder:

@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from omlxd.core.admission import Admission, AdmissionKind, decide_block
+from omlxd.core.memory import Policy
 from omlxd.core.snapshot import Snapshot, WantedBlock
 from omlxd.core.units import format_bytes
 from omlxd.daemon.decisions import DecisionRecord
@@ -57,7 +58,7 @@ class Growth:
             return  # a plan that says so is on its way
         task = asyncio.create_task(self._find(model), name=f"omlxd-block-{model}")
         self._tasks[model] = task
-        task.add_done_callback(lambda _: self._tasks.pop(model, None))
+        task.add_done_callback(lambda _: self._found(model))
 
     def wanted(self, snapshot: Snapshot, model: str) -> WantedBlock | None:
         """What the model's next block lacks; None when it fits, or nobody needs it any more."""
@@ -91,6 +92,10 @@ class Growth:
         self._pool.ledger.extend(model)
         self.grant()
 
+    def _found(self, model: str) -> None:
+        self._tasks.pop(model, None)
+        self._pool.door.wake()  # which let this go first
+
     async def _find(self, model: str) -> None:
         """Make room for the block, or end the requests that need it; the model never stands still for good."""
         pool = self._pool
@@ -107,20 +112,24 @@ class Growth:
             self._extend(model)  # over the soft limit with nothing left to do: the same as ever (R9)
 
     async def _end(self, model: str, answer: Admission) -> None:
-        """The last resort: nobody may pass the hard limit, pinned or not."""
+        """The last resort: nobody may pass the hard limit, pinned or not; `graceful` keeps what was answered so far."""
         pool, begun_s = self._pool, self._pool.clock()
+        graceful = pool.limits.policy is Policy.GRACEFUL
         hard = f"the hard limit {format_bytes(pool.limits.hard_bytes)} ({pool.limits.hard_binding})"
         need = f"the next block of `{model}`'s KV cache needs {format_bytes(answer.need_bytes)}"
         reason = f"{need} and would pass {hard}, and nobody else can give way"
         before = pool.engine.read()
         async with pool.lock:
             decision = pool.decisions.begin()
-            await pool.abort_requests(model, aborted(model, reason, decision))
+            if graceful:
+                await self._cut_short(model, reason, decision)
+            else:
+                await pool.abort_requests(model, aborted(model, reason, decision))
             after = await pool.read_rest() or pool.engine.read()
         record = DecisionRecord(
             trigger="block",
             rung="hard_limit",
-            action="abort_requests",
+            action="cut_short" if graceful else "abort_requests",
             victim=model,
             reason=reason,
             before=before,
@@ -129,6 +138,17 @@ class Growth:
             decision=decision,
         )
         pool.decisions.add(record, pool.limits)
+
+    async def _cut_short(self, model: str, why: str, decision: str) -> None:
+        """End the longest request, whose block it is, and the next longest, until the block fits the others."""
+        pool, entry = self._pool, self._pool.entries[model]
+        while not self._answer(model).fits and self._passes_hard(model):
+            running = [entry.requests[each.request] for each in pool.dispatch.running().get(model, ())]
+            if not running:
+                return
+            longest = max(running, key=lambda each: each.prompt_tokens + each.generated_tokens)
+            await pool.dispatch.cut_short(longest.id, why, decision)
+        self._extend(model)
 
     async def _evict_for(self, model: str) -> bool:
         """Unload idle models one by one until the block fits; whether it does, and is reserved."""

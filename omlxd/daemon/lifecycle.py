@@ -31,6 +31,7 @@ from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
+from omlxd.daemon.stall_watch import StallWatch
 from omlxd.daemon.starting import Flags, assemble, load_first
 from omlxd.daemon.ttl import IdleTimer
 from omlxd.engine.protocol import Engine
@@ -127,10 +128,12 @@ async def serve(
 
 async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready], None]) -> Ended:
     engine_gone, idle_timer = True, IdleTimer(daemon.pool)
+    stall_watch = StallWatch(daemon.pool.engine, daemon.manifest.daemon.stall_timeout_s, daemon.bus.emit)
     try:
         async with _open_doors(daemon, config.home) as doors:
             daemon.enforcer.start()
             idle_timer.start()
+            stall_watch.start()
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, _warnings(daemon, doors)))
             daemon.in_background(_become_ready(daemon))
             await daemon.stop.wanted.wait()
@@ -142,6 +145,7 @@ async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready],
     finally:
         await daemon.end_background()
         await idle_timer.stop()
+        await stall_watch.stop()
         await daemon.enforcer.stop()
         await daemon.state_file.flush()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone

@@ -57,6 +57,8 @@ def waiting_for(daemon: Daemon, generations: Sequence[Generation]) -> str:
         return f"loading {view.name} {100 * (view.load_progress or 0):.0f}%"
     if generation.state is RequestState.PREFILL:
         return f"prompt {generation.prefilled_tokens}/{generation.prompt_tokens}"
+    if generation.state is RequestState.PARKED:
+        return "parked, waits for memory"
     if generation.state is RequestState.DECODE:
         return "working"
     return f"waiting for {view.name}"

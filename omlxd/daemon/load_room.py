@@ -18,6 +18,7 @@ from omlxd.daemon.refusals import does_not_fit, nobody_asks, still_busy, system_
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
 
+LEAST_BATCH_S: Final = 2.0  # with no patience at all a model could go before the engine has those who waited for it
 RECHECK_S: Final = 1.0  # a waiting load also looks without being woken: memory can come back unannounced
 
 
@@ -153,7 +154,8 @@ class LoadRoom:
     def _close_door(self, name: str) -> None:
         entry = self._pool.entries[name]
         if entry.turn is not None:
-            entry.turn.close(entry.in_engine, self._pool.clock(), entry.turn.began_s + (self._fair_wait_s or 0.0))
+            batch_s = max(self._fair_wait_s or 0.0, LEAST_BATCH_S)
+            entry.turn.close(entry.in_engine, self._pool.clock(), entry.turn.began_s + batch_s)
 
     def _reopen(self) -> None:
         closed = [entry for entry in self._pool.entries.values() if entry.gives_way]

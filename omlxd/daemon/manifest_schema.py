@@ -136,7 +136,9 @@ class DaemonTable(_Table):
     prefill_memory_guard: bool = True
     drain_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("30s")
     load_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("60s")
+    park_deadline: Annotated[float, _seconds_between(0, 86_400)] = _written_default("300s")
     fair_wait: Annotated[float, _seconds_between(0, 86_400)] = _written_default("10s")
+    stall_timeout: Annotated[float, _seconds_between(0.1, 86_400)] = _written_default("60s")
     prefill_chunk: Annotated[int, Field(ge=16, le=8192)] = 256
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 256

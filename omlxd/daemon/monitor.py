@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, ModelView, RequestView
+from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, ModelView, RequestState, RequestView
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.pool import EnginePool
@@ -26,7 +26,7 @@ class MemoryMonitor:
         snapshot = pool.snapshot(reading)
         entries = snapshot.entries
         held_bytes = sum(entry.held_bytes for entry in entries)
-        samples, over_hard_samples = pool.engine.sampled()
+        sampled = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,
             active=reading.active_bytes,
@@ -41,8 +41,9 @@ class MemoryMonitor:
             binding=limits.binding,
             system_total=reading.system_total_bytes,
             system_available=reading.system_available_bytes,
-            samples=samples,
-            over_hard_samples=over_hard_samples,
+            samples=sampled.samples,
+            over_hard_samples=sampled.over_hard_samples,
+            over_hard_bytes=sampled.over_hard_bytes,
             prefix_cache=snapshot.prefix_bytes,
         )
 
@@ -84,7 +85,7 @@ class MemoryMonitor:
         return self._pool.engine.stalled_s()
 
     def _view(self, entry: EnginePoolEntry, kv_bytes: int, prefix_bytes: int) -> ModelView:
-        now_s, used_s = self._pool.clock(), entry.last_used
+        now_s, used_s, parked = self._pool.clock(), entry.last_used, len(entry.parked)
         promised_bytes = self._pool.ledger.share(entry.name).committed_bytes
         return ModelView(
             name=entry.name,
@@ -97,8 +98,8 @@ class MemoryMonitor:
             prefix_cache_bytes=prefix_bytes,
             committed_bytes=entry.snapshot(now_s, kv_bytes, promised_bytes).committed_bytes,
             running=entry.running,
-            waiting=len(entry.requests) - entry.running,
-            parked=0,
+            waiting=len(entry.requests) - entry.running - parked,
+            parked=parked,
             tokens_per_s=_sum_or_none(entry),
             last_used_s=None if used_s is None else max(0.0, now_s - used_s),
             ttl_left_s=ttl_left_s(entry, now_s),
@@ -110,5 +111,6 @@ class MemoryMonitor:
 
 def _sum_or_none(entry: EnginePoolEntry) -> float | None:
     """Tokens per second of all its requests together; None while none decodes."""
-    speeds = [speed for generation in entry.requests.values() if (speed := generation.tokens_per_s) is not None]
+    running = [each for each in entry.requests.values() if each.state is not RequestState.PARKED]
+    speeds = [speed for generation in running if (speed := generation.tokens_per_s) is not None]
     return sum(speeds) if speeds else None

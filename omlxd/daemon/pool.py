@@ -74,6 +74,7 @@ class EnginePool:
         prefill_chunk_tokens: tokens of one prefill step.
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
+        park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
         prefix_cache_bytes: what ended requests may leave for prompts that begin the same way, all models together;
             None for an eighth of the limit. It only ever takes what nobody else needs.
         read_folder: reads a model's files before it is loaded.
@@ -94,6 +95,7 @@ class EnginePool:
         prefill_chunk_tokens: int = 256,
         max_batch: int = 32,
         max_waiting: int = 256,
+        park_deadline_s: float = 300.0,
         prefix_cache_bytes: int | None = None,
         read_folder: Callable[[ModelSettings], ModelFiles] | None = None,
         fingerprint: Callable[[ModelSettings], str | None] | None = None,
@@ -127,7 +129,7 @@ class EnginePool:
         self.change = asyncio.Event()
         self.door = Door(self, load_wait_s)
         self.growth = Growth(self)
-        self._serving = Serving(self)
+        self._serving = Serving(self, park_deadline_s)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
         self._entries = {name: self._entry(name, source) for name, source in models.items()}
@@ -270,7 +272,8 @@ class EnginePool:
         if entry.waiting >= self._max_waiting:
             raise too_many_wait(entry.name, entry.waiting)
         self.bind()
-        generation = Generation(f"r{next(self._ids)}", entry.name, self, self.clock)
+        order = next(self._ids)
+        generation = Generation(f"r{order}", entry.name, self, self.clock, order)
         self._serving.begin(entry, generation, asked, wish)
         return generation
 
@@ -289,10 +292,16 @@ class EnginePool:
 
     def snapshot(self, reading: MemoryReading) -> Snapshot:
         """What a decision may depend on, now."""
-        now_s, kv_bytes, prefix_bytes = self.clock(), self.engine.kv_bytes(), self.engine.prefix_bytes()
-        promised = self.ledger.share
+        now_s, running = self.clock(), self.dispatch.running()
+        kv_bytes, prefix_bytes = self.engine.kv_bytes(), self.engine.prefix_bytes()
         entries = tuple(
-            entry.snapshot(now_s, kv_bytes.get(name, 0), promised(name).committed_bytes, prefix_bytes.get(name, 0))
+            entry.snapshot(
+                now_s,
+                kv_bytes.get(name, 0),
+                self.ledger.share(name).committed_bytes,
+                prefix_bytes.get(name, 0),
+                running.get(name, ()),
+            )
             for name, entry in self._entries.items()
         )
         return Snapshot(now_s, reading, entries)
@@ -307,7 +316,9 @@ class EnginePool:
         self.notify()
 
     async def evict(self, name: str, error: OmlxError) -> None:
-        """Unload the model now; requests that run end with `error`, those that wait survive. Hold `lock`.
+        """Unload the model now; those that wait survive. Hold `lock`.
+
+        Requests that run are parked under the `graceful` policy, and end with `error` under `reference`.
 
         Returns when the memory is back; giving up the wait does not stop the unload.
         """
@@ -320,6 +331,14 @@ class EnginePool:
             self.link.changed()
         if entry.unloaded is not None:
             await asyncio.shield(entry.unloaded)
+
+    async def park(self, request_id: str, reason: str, decision: str | None = None) -> bool:
+        """Take a running request out of the engine, and run it again when it fits; its caller sees a pause only.
+
+        Returns once its memory is back: True when it is parked, False when the engine does not have it or it ended.
+        `decision` is the id of the decision that took it out.
+        """
+        return await self.dispatch.park(request_id, reason, decision)
 
     async def abort_requests(self, name: str, error: OmlxError) -> None:
         """Abort all requests that the engine has for the model; returns when their memory is back."""

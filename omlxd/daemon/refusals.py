@@ -118,6 +118,15 @@ def no_room(model: str, answer: Admission, waited_s: float) -> Busy:
     )
 
 
+def parked_too_long(model: str, waited_s: float) -> Busy:
+    """A parked request did not fit again before its deadline."""
+    return Busy(
+        f"a request to `{model}` was parked for {waited_s:.0f} s and did not fit again (`park_deadline`)",
+        hint="try again later, or raise the limit with `omlxd limit`",
+        details={"model": model, "retry_after_s": 10.0},
+    )
+
+
 def system_short(model: str, reading: MemoryReading, limits: Limits) -> Busy:
     """Other programs leave the system less than `min_available`: nothing is loaded then."""
     available, least = reading.system_available_bytes, limits.min_available_bytes

@@ -142,26 +142,35 @@ class Generation:
     Attributes:
         id: short and unique while the process lives.
         model: the entry's name.
-        state: waiting, prefill, decode, finished or aborted.
+        state: waiting, prefill, decode, parked, finished or aborted.
+        order: its place among all requests of the pool, in the order they came.
         prompt_tokens, prefilled_tokens, generated_tokens: counts so far.
+        generated: the tokens of the answer so far.
+        parks: how often it was parked.
+        parked_at_s: since when it is parked, on the pool's clock; None when it is not.
         reused_tokens: how many of the prompt's tokens an earlier request had run.
         shared_tokens: how many of them are likely to begin other prompts too.
         finish_reason: set when it ended well.
         error: set when it did not.
     """
 
-    def __init__(self, request_id: str, model: str, owner: Owner, clock: Callable[[], float]) -> None:
+    def __init__(self, request_id: str, model: str, owner: Owner, clock: Callable[[], float], order: int = 0) -> None:
         self.id = request_id
+        self.order = order
         self.model = model
         self.state = RequestState.WAITING
         self.prompt_tokens = 0
         self.prefilled_tokens = 0
+        self.generated: list[int] = []
         self.reused_tokens = 0
         self.shared_tokens = 0
         self.generated_tokens = 0
+        self.parks = 0
+        self.parked_at_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self.error: OmlxError | None = None
-        self.stays = 0  # how often it was given to the engine; an eviction before its first step makes one more
+        self.stays = 0  # how often it was given to the engine
+        self.started = False  # the engine has told something about it
         self._owner = owner
         self._clock = clock
         self._started_s = clock()
@@ -169,6 +178,7 @@ class Generation:
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._first_tokens = 0
+        self._paused_s = 0.0
         self._chunks: deque[Chunk] = deque()
         self._news = asyncio.Event()
         self._error_told = False
@@ -191,11 +201,12 @@ class Generation:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Decode speed, without the first token's wait; None while there is too little to tell."""
+        """Decode speed, without the first token's wait and without pauses; None while there is too little to tell."""
         later = self.generated_tokens - self._first_tokens
-        if self._first_s is None or self._last_s is None or later < 1 or self._last_s <= self._first_s:
+        if self._first_s is None or self._last_s is None or later < 1:
             return None
-        return later / (self._last_s - self._first_s)
+        decoded_s = self._last_s - self._first_s - self._paused_s
+        return later / decoded_s if decoded_s > 0 else None
 
     def view(self) -> RequestView:
         """The request as `status` shows it."""
@@ -207,6 +218,7 @@ class Generation:
             prefilled_tokens=self.prefilled_tokens,
             generated_tokens=self.generated_tokens,
             age_s=self.age_s,
+            parks=self.parks,
         )
 
     def __aiter__(self) -> Generation:
@@ -264,31 +276,52 @@ class Generation:
     # What follows is for the pool, on the event loop's thread.
 
     def prefilled(self, done: int, reused: int = 0) -> None:
-        """`done` tokens of the prompt have been run, the first `reused` of them by an earlier request."""
+        """`done` tokens have been run: of the prompt, and behind it of what was generated before it was parked.
+
+        The first `reused` of them were run by an earlier request.
+        """
         if not self.ended:
-            self.prefilled_tokens = done
+            self.prefilled_tokens = min(done, self.prompt_tokens)
             if not self.generated_tokens:
                 self.reused_tokens = reused
             self.state = RequestState.PREFILL
 
-    def push(self, text: str, tokens: int) -> None:
+    def push(self, text: str, tokens: int, token_ids: Sequence[int] = ()) -> None:
         """New text arrived."""
         if self.ended:
             return
-        self._last_s = self._clock()
+        now_s, last_s = self._clock(), self._last_s
+        if self.state is not RequestState.DECODE and last_s is not None:
+            self._paused_s += now_s - last_s  # it was parked, and is back
+        self._last_s = now_s
         if self._first_s is None:
-            self._first_s, self._first_tokens = self._last_s, tokens
+            self._first_s, self._first_tokens = now_s, tokens
         self.state = RequestState.DECODE
         self.prefilled_tokens = self.prompt_tokens
+        self.generated += token_ids
         self.generated_tokens += tokens
         self._chunks.append(Chunk(text, tokens))
         self._news.set()
 
-    def finish(self, reason: FinishReason) -> None:
-        """It ended well; later ends are ignored."""
-        if not self.ended:
-            self.finish_reason = reason
-            self._end(RequestState.FINISHED)
+    def park(self) -> None:
+        """Its memory is given back and its tokens are kept; it waits until they fit again."""
+        self.state = RequestState.PARKED
+        self.parked_at_s = self.waits_since_s = self._clock()
+        self.prefilled_tokens = 0
+        self.parks += 1
+
+    def resume(self) -> float | None:
+        """The engine has it again: the seconds it was parked; None when it was not."""
+        since_s, self.parked_at_s = self.parked_at_s, None
+        return None if since_s is None else self._clock() - since_s
+
+    def finish(self, reason: FinishReason) -> bool:
+        """It ended well; False when it had ended before."""
+        if self.ended:
+            return False
+        self.finish_reason = reason
+        self._end(RequestState.FINISHED)
+        return True
 
     def fail(self, error: OmlxError) -> bool:
         """It ended with this error; False when it had ended before (R15: one end only)."""

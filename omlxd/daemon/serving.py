@@ -1,16 +1,25 @@
-"""From a request to the engine and back: its model, its tokens, its end, whatever is evicted in between."""
+"""From a request to the engine and back: its model, its tokens, its end, whatever is evicted or parked in between."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from omlxd.core.errors import EngineFailed, OmlxError
+from omlxd.core.errors import (
+    Busy,
+    DoesNotFit,
+    EngineFailed,
+    LoadCancelled,
+    OmlxError,
+    PrefillMemoryExceeded,
+    ShuttingDown,
+)
 from omlxd.core.events import Event, EventName
-from omlxd.core.states import EntryState
+from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
-from omlxd.daemon.refusals import aborted, fresh, shutting_down, weights_alone
+from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
 from omlxd.daemon.request import Generation, Prompt, Wish, tokens_left
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.engine.protocol import GenerationOrder
@@ -27,20 +36,39 @@ _NOT_READY = {
     EntryState.FAILED: "failed to load before",
 }
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
+AGAIN_S = 1.0  # after which a parked request asks again for a load that found everybody busy
+
+
+@dataclass
+class Request:
+    """A request from its arrival to its end; `tokens` once there is a tokenizer, `told` once it was said to wait."""
+
+    entry: EnginePoolEntry
+    generation: Generation
+    asked: Prompt
+    wish: Wish
+    tokens: tuple[int, ...] | None = None
+    told: bool = False
 
 
 class Serving:
-    """One task per request of the pool; the request's memory is back when its task is over."""
+    """One task per request of the pool; the request's memory is back when its task is over.
 
-    def __init__(self, pool: EnginePool) -> None:
+    Args:
+        pool: whose requests these are.
+        park_deadline_s: seconds that a parked request waits until it fits again.
+    """
+
+    def __init__(self, pool: EnginePool, park_deadline_s: float) -> None:
         self._pool = pool
+        self._park_deadline_s = park_deadline_s
         self._threads = DaemonThreads(2, "omlxd-tokenizer")
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
         """Take the request in; from now on its entry is in use."""
         entry.requests[generation.id] = generation
-        task = asyncio.create_task(self._serve(entry, generation, asked, wish), name=f"omlxd-{generation.id}")
+        task = asyncio.create_task(self._serve(Request(entry, generation, asked, wish)), name=f"omlxd-{generation.id}")
         self._tasks[generation.id] = task
         task.add_done_callback(lambda _: self._ended(entry, generation))
 
@@ -85,45 +113,82 @@ class Serving:
             await asyncio.wait(tasks)
         self._threads.shutdown()
 
-    async def _serve(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
-        """The life of one request; it goes round again when its model was evicted before its first step."""
-        pool = self._pool
-        tokens: tuple[int, ...] | None = None
-        told = False
+    async def _serve(self, request: Request) -> None:
+        """The life of one request; it goes round again when it was parked, or its model was evicted first."""
+        generation = request.generation
         try:
             while not generation.ended:
-                if tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
-                    encoded = await tokenize(self._threads, entry.name, asked, codec)
-                    tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
-                    generation.prompt_tokens = len(tokens)
-                    tokens_left(entry.name, len(tokens), wish.max_tokens, codec.context_length)
-                    pool.door.check(entry, len(tokens))
-                if not entry.takes(generation.id) and not told:
-                    told = True
-                    self._tell_waiting(entry, generation)
-                await self.until_loaded(entry, request=generation.id)
-                if tokens is None or not entry.takes(generation.id):
-                    continue  # the tokenizer is there now; or it was evicted between its load and now
-                order = self._order(entry, generation, tokens, wish)
-                if (admitted := await pool.door.admit(entry, generation.id, order)) is not None:
-                    await pool.dispatch.run(entry, generation, admitted)
+                if generation.parked_at_s is None:
+                    order = await self._admitted(request)
+                else:
+                    order = await self._back_from_parking(request, generation.parked_at_s)
+                if order is not None:
+                    await self._pool.dispatch.run(request.entry, generation, order)
         except OmlxError as error:
             self._fail(generation, error)
         except Exception as unexpected:
-            self._fail(generation, EngineFailed(f"the request to `{entry.name}` failed: {unexpected}"))
+            self._fail(generation, EngineFailed(f"the request to `{request.entry.name}` failed: {unexpected}"))
 
-    def _order(
-        self, entry: EnginePoolEntry, generation: Generation, tokens: tuple[int, ...], wish: Wish
-    ) -> GenerationOrder:
-        limits, weights_bytes = self._pool.limits, entry.weights_bytes or 0
-        if 0 < limits.soft_bytes < weights_bytes:
+    async def _admitted(self, request: Request) -> GenerationOrder | None:
+        """Its order, once its model is loaded and its memory is reserved; None when it has to be looked at again."""
+        pool, entry, generation = self._pool, request.entry, request.generation
+        if request.tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
+            encoded = await tokenize(self._threads, entry.name, request.asked, codec)
+            request.tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
+            generation.prompt_tokens = len(request.tokens)
+            tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
+        if request.tokens is not None:
+            pool.door.check(entry, generation, len(request.tokens) + len(generation.generated))
+        if not entry.takes(generation.id) and not request.told:
+            request.told = True
+            self._tell_waiting(entry, generation)
+        await self.until_loaded(entry, request=generation.id)
+        if request.tokens is None or not entry.takes(generation.id):
+            return None  # the tokenizer is there now; or it was evicted between its load and now
+        return await pool.door.admit(entry, generation, self._order(request, request.tokens))
+
+    async def _back_from_parking(self, request: Request, parked_at_s: float) -> GenerationOrder | None:
+        """The same for a parked request: it is in no hurry, and what can never go on ends with the text it has.
+
+        Raises:
+            Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
+        """
+        pool, generation = self._pool, request.generation
+        left_s = max(0.0, parked_at_s + self._park_deadline_s - pool.clock())
+        try:
+            async with asyncio.timeout(left_s):
+                try:
+                    return await self._admitted(request)
+                except Busy as error:
+                    if isinstance(error, LoadCancelled | ShuttingDown):
+                        raise
+                    await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others
+                    return None
+        except TimeoutError:
+            end: OmlxError = parked_too_long(generation.model, self._park_deadline_s)
+        except (DoesNotFit, PrefillMemoryExceeded) as error:
+            end = error
+        if not generation.generated:
+            raise end
+        pool.dispatch.finish(generation, FinishReason.LENGTH, end.message)
+        return None
+
+    def _order(self, request: Request, tokens: tuple[int, ...]) -> GenerationOrder:
+        entry, generation, wish, limits = request.entry, request.generation, request.wish, self._pool.limits
+        if 0 < limits.soft_bytes < (weights_bytes := entry.weights_bytes or 0):
             raise weights_alone(entry.name, weights_bytes, limits)
         codec = self._pool.engine.codec(entry.name)
         context_length = codec.context_length if codec is not None else entry.context_length
         max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length)
-        shared_tokens = generation.shared_tokens
         return GenerationOrder(
-            generation.id, entry.name, tokens, max_tokens, wish.sampling, wish.stop, shared_tokens=shared_tokens
+            generation.id,
+            entry.name,
+            tokens,
+            max_tokens,
+            wish.sampling,
+            wish.stop,
+            generated=tuple(generation.generated),
+            shared_tokens=generation.shared_tokens,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:

@@ -82,6 +82,7 @@ def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePoo
         engine=engine,
         emit=bus.emit,
         load_wait_s=settings.load_timeout_s,
+        park_deadline_s=settings.park_deadline_s,
         fair_wait_s=settings.fair_wait_s,
         drain_timeout_s=settings.drain_timeout_s,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,

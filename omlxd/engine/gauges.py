@@ -25,7 +25,7 @@ import psutil
 from omlxd.core.errors import StartFailed
 from omlxd.core.memory import MemoryReading
 from omlxd.core.wording import INSTALL_HINT
-from omlxd.engine.protocol import MIB, EngineLimits
+from omlxd.engine.protocol import MIB, EngineLimits, Sampled
 
 SETTLE_S = 2.0
 SAMPLE_S = 1.0
@@ -245,15 +245,13 @@ class Sampler:
     Attributes:
         peak_active_bytes: the highest `active` seen.
         peak_total_bytes: the highest `active + cache` seen.
-        samples: how often it looked.
-        samples_over_hard: how often `active + cache` lay above the hard limit.
+        sampled: how often it looked, and what it saw above the hard limit; replaced, never changed.
     """
 
     def __init__(self, gauges: Gauges, interval_s: float = 0.01) -> None:
         self.peak_active_bytes = 0
         self.peak_total_bytes = 0
-        self.samples = 0
-        self.samples_over_hard = 0
+        self.sampled = Sampled()
         self.hard_bytes = 0
         self._gauges = gauges
         self._interval_s = interval_s
@@ -286,11 +284,12 @@ class Sampler:
                 return
             active = self._gauges.active_bytes()
             total = active + self._gauges.cache_bytes()
-            self.samples += 1
             self.peak_active_bytes = max(self.peak_active_bytes, active)
             self.peak_total_bytes = max(self.peak_total_bytes, total)
-            if 0 < self.hard_bytes < total:
-                self.samples_over_hard += 1
+            seen, over_bytes = self.sampled, total - self.hard_bytes if self.hard_bytes else 0
+            self.sampled = Sampled(
+                seen.samples + 1, seen.over_hard_samples + (over_bytes > 0), max(seen.over_hard_bytes, over_bytes)
+            )
 
 
 def tame_glibc() -> None:

@@ -262,6 +262,21 @@ class OverLimit(EngineEvent):
     reading: MemoryReading
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the sampler has seen since the start, inside steps too.
+
+    Attributes:
+        samples: how often it looked.
+        over_hard_samples: how often `active + cache` lay above the hard limit then.
+        over_hard_bytes: by how much, at worst.
+    """
+
+    samples: int = 0
+    over_hard_samples: int = 0
+    over_hard_bytes: int = 0
+
+
 Post = Callable[[Sequence[EngineEvent]], None]
 """How events reach the loop; called on the engine's thread, must not block (`call_soon_threadsafe`)."""
 
@@ -325,8 +340,8 @@ class Engine(Protocol):
         """The highest `active` that the 100 Hz sampler saw."""
         ...
 
-    def sampled(self) -> tuple[int, int]:
-        """How often the sampler looked, and how often `active + cache` lay above the hard limit then."""
+    def sampled(self) -> Sampled:
+        """What was seen of `active + cache` while there was work."""
         ...
 
     def codec(self, model: str) -> TextCodec | None:
@@ -339,6 +354,10 @@ class Engine(Protocol):
 
     def stalled_s(self) -> float:
         """Seconds since the last finished step while there is work; 0.0 when idle."""
+        ...
+
+    def stack(self) -> Sequence[str]:
+        """Where the engine's thread is right now, innermost last: `file:line function`; empty when it does not run."""
         ...
 
     def close(self, timeout_s: float = 10.0) -> bool:

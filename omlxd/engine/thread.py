@@ -9,17 +9,20 @@ decided. It runs by itself: a hop to the loop per step would cost a third of the
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 
 from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
-from omlxd.engine.protocol import OverLimit, Plan, Post, TextCodec
+from omlxd.engine.protocol import OverLimit, Plan, Post, Sampled, TextCodec
 
 
 class EngineThread:
@@ -93,9 +96,9 @@ class EngineThread:
         """The highest `active` the sampler saw, inside steps too."""
         return self.sampler.peak_active_bytes
 
-    def sampled(self) -> tuple[int, int]:
-        """How often the sampler looked, and how often `active + cache` lay above the hard limit then."""
-        return self.sampler.samples, self.sampler.samples_over_hard
+    def sampled(self) -> Sampled:
+        """What the sampler has seen of `active + cache`."""
+        return self.sampler.sampled
 
     def codec(self, model: str) -> TextCodec | None:
         """The tokenizer of a model that was loaded at least once."""
@@ -109,6 +112,14 @@ class EngineThread:
         """Seconds since the last finished step while there is work."""
         since = self._progress_at
         return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    def stack(self) -> tuple[str, ...]:
+        """Where the thread is right now, innermost last."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return ()
+        frames = reversed(traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False))
+        return tuple(f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno} {each.name}" for each in frames)
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """End the thread; True when it ended in time."""

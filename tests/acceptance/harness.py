@@ -98,8 +98,10 @@ class Daemon:
         models: folders by name, or the keys of the model's table.
         daemon, api: keys of these tables, beside the defaults.
         text: the whole manifest instead.
+        module: what runs as the daemon's process.
 
-    Nothing here waits for a poll of the enforcer: `poll_interval` is an hour unless a test says otherwise.
+    Nothing here waits for a poll of the enforcer, or depends on what other programs leave: `poll_interval` is an hour
+    and `min_available` 0 unless a test says otherwise.
     """
 
     def __init__(
@@ -110,10 +112,12 @@ class Daemon:
         api: Mapping[str, Any] | None = None,
         text: str | None = None,
         home: Path | None = None,
+        module: str = "omlxd.daemon",
     ) -> None:
         self.home = home or Path(tempfile.mkdtemp(prefix="omlxd-", dir="/tmp"))  # a socket path has 103 bytes at most
         self.process: subprocess.Popen[bytes] | None = None
         self.ready: dict[str, Any] = {}
+        self._module = module
         self._detached_pid: int | None = None
         if text is None:
             text = manifest(models or {}, daemon=daemon, api=api)
@@ -124,7 +128,7 @@ class Daemon:
     def spawn(self, *options: str) -> Daemon:
         """Run the daemon as a child of the test, ready or refused (`ready` tells), so that its exit status is seen."""
         reader, writer = os.pipe()
-        command = [sys.executable, "-m", "omlxd.daemon", "--home", str(self.home), "--ready-fd", str(writer), *options]
+        command = [sys.executable, "-m", self._module, "--home", str(self.home), "--ready-fd", str(writer), *options]
         with (self.home / "test.err").open("ab") as err:
             self.process = subprocess.Popen(
                 command, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True
@@ -297,7 +301,7 @@ class Daemon:
 def manifest(models: Models, *, daemon: Mapping[str, Any] | None = None, api: Mapping[str, Any] | None = None) -> str:
     """A manifest in TOML."""
     tables: dict[str, Mapping[str, Any]] = {
-        "daemon": {"max_memory": "8G", "poll_interval": "1h", **(daemon or {})},
+        "daemon": {"max_memory": "8G", "min_available": 0, "poll_interval": "1h", **(daemon or {})},
         "api": {"listen": "127.0.0.1:0", **(api or {})},
     }
     for name, source in models.items():

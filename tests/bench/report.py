@@ -110,6 +110,19 @@ def against(
     return Row(figure, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, target, note)
 
 
+def beside(
+    figure: str,
+    unit: str,
+    ours: Sequence[float],
+    peer_name: str,
+    peer: Sequence[float],
+    target: Target | None = None,
+    note: str = "",
+) -> Row:
+    """A figure beside a peer's where a ratio says nothing: counts, either of which may be 0."""
+    return Row(figure, unit, Spread.of(ours), peer_name, Spread.of(peer), target=target, note=note)
+
+
 def format_row(row: Row) -> str:
     """`figure | ours | peer | ratio | target | met`, with the range of each in brackets, and the note below."""
     verdict = {True: "met", False: "NOT MET", None: ""}[row.met]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import cycles, decide, estimate, idle, load, react, status, throughput
+from tests.bench import adversarial, cap, cycles, decide, estimate, idle, load, react, refusals, status, throughput
 from tests.bench.report import Row
 from tests.bench.scratch import Scratch
 
@@ -29,6 +29,11 @@ BENCHES = (
     Bench("cycles", "what is left after ten times load, generate, unload", cycles.run),
     Bench("decide", "the enforcer's decision for up to 10,000 models", decide.run),
     Bench("estimate", "what a model of 100 shards will take, from its headers", estimate.run),
+    Bench(
+        "adversarial", "whether the hard limit holds when everything happens at once, against no guard", adversarial.run
+    ),
+    Bench("cap", "what a cap costs: throughput when all fits, time when a prompt barely does", cap.run),
+    Bench("refusals", "random prompts under random caps: who is refused or admitted wrongly", refusals.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
 )
 

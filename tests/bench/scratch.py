@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _MAKE: Final = (
-    "import sys; from pathlib import Path; from omlxd.engine.demo_models import make_tiny;"
-    " make_tiny(Path(sys.argv[1]), size_bytes=int(sys.argv[2]))"
+    "import json, sys; from pathlib import Path; from omlxd.engine.demo_models import make_tiny;"
+    " make_tiny(Path(sys.argv[1]), **json.loads(sys.argv[2]))"
 )
 
 
@@ -33,11 +35,23 @@ class Scratch:
         return quick if self.quick else full
 
     def llama(self, megabytes: int) -> Path:
-        """A float32 llama of random weights; made in a process of its own, so that this one never starts MLX."""
-        folder = self.root / f"llama-{megabytes}"
+        """A float32 llama of random weights."""
+        return self.tiny("llama", megabytes)
+
+    def tiny(self, kind: str, megabytes: int, **options: Any) -> Path:
+        """A model of `make_tiny`; made in a process of its own, so that this one never starts MLX."""
+        folder = self.root / "-".join(map(str, (kind, megabytes, *options.values())))
         if not folder.exists():
-            command = [sys.executable, "-c", _MAKE, str(folder), str(megabytes * 1_000_000)]
-            subprocess.run(command, cwd=CHECKOUT, check=True)
+            asked = json.dumps({"kind": kind, "size_bytes": megabytes * 1_000_000, **options})
+            subprocess.run([sys.executable, "-c", _MAKE, str(folder), asked], cwd=CHECKOUT, check=True)
+        return folder
+
+    def family(self, name: str, config: Mapping[str, Any]) -> Path:
+        """A float32 model of random weights with this config, of any architecture that mlx-lm knows."""
+        folder = self.root / name
+        if not folder.exists():
+            command = [sys.executable, "-m", "tests.bench.family_folders", str(folder), json.dumps(config)]
+            subprocess.run(command, cwd=CHECKOUT, check=True, stderr=subprocess.DEVNULL)
         return folder
 
     def home(self, name: str) -> Path:

@@ -57,7 +57,7 @@ def our_daemon(home: Path, models: Mapping[str, Path], **settings: Any) -> Itera
     """Start a daemon that knows `models`, with these keys of `[daemon]`; stopped at the end."""
     at = Home(home)
     manifest = {
-        "daemon": settings,
+        "daemon": {"min_available": 0, **settings},
         "api": {"listen": "127.0.0.1:0"},
         "models": {name: {"path": str(path)} for name, path in models.items()},
     }

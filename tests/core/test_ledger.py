@@ -72,6 +72,16 @@ def test_rows_beyond_the_largest_batch_hold_no_cache() -> None:
     assert ledger.if_admitted("m", COSTS, 100, 256).stays_bytes == 0
 
 
+def test_the_longest_of_a_batch_frees_its_row_and_the_padding_of_the_others() -> None:
+    ledger = Ledger()
+    for request, tokens in (("long", 2000), ("short", 50), ("other", 300)):
+        ledger.reserve("m", request, COSTS, tokens, 256)
+    row = reserved_tokens(2000, batched=True) * KIB
+    assert ledger.frees_bytes("m")["short"] == row
+    assert ledger.frees_bytes("m")["long"] == 3 * row - 2 * reserved_tokens(300, batched=True) * KIB
+    assert ledger.frees_bytes("nobody") == {}
+
+
 def test_better_figures_count_at_once() -> None:
     ledger = Ledger()
     ledger.reserve("m", "a", COSTS, 300, 256)
@@ -149,7 +159,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def end(self, request: tuple[str, str]) -> None:
         model, name = request
         self.rows[model].pop(name, None)
+        frees_bytes, before = self.ledger.frees_bytes(model).get(name, 0), self.ledger.committed_bytes
         self.ledger.release(model, name)
+        assert self.ledger.committed_bytes == before - frees_bytes
         self.ledger.release(model, name)  # an end may be told twice
 
     @rule(model=MODELS)

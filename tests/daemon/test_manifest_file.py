@@ -44,6 +44,8 @@ def test_every_key_arrives_in_its_own_unit() -> None:
         prefill_memory_guard = false
         drain_timeout = 5
         load_timeout = "1m30s"
+        park_deadline = "10m"
+        stall_timeout = "2m"
         fair_wait = "4s"
         prefill_chunk = 512
         max_batch = 4
@@ -74,6 +76,8 @@ def test_every_key_arrives_in_its_own_unit() -> None:
             prefill_memory_guard=False,
             drain_timeout_s=5.0,
             load_timeout_s=90.0,
+            park_deadline_s=600.0,
+            stall_timeout_s=120.0,
             fair_wait_s=4.0,
             prefill_chunk_tokens=512,
             max_batch=4,
@@ -122,7 +126,7 @@ def test_a_path_is_relative_to_the_manifest_and_knows_home(written: str, folder:
         ("[daemon]\npoll_interval = '0s'", "daemon.poll_interval: must be between 10 ms and 1 h"),
         ("[daemon]\npoll_interval = 'often'", "daemon.poll_interval: `often` is not a duration; write `500ms`"),
         ("[daemon]\npoll_interval = nan", "daemon.poll_interval: `nan` is out of range"),
-        ("[daemon]\npolicy = 'kind'", 'daemon.policy: `"kind"` is not a policy; there is `reference`'),
+        ("[daemon]\npolicy = 'kind'", 'daemon.policy: `"kind"` is not a policy; there is `graceful`, `reference`'),
         ("[daemon]\nprefill_memory_guard = 'yes'", 'daemon.prefill_memory_guard: must be `true` or `false`'),
         ("[daemon]\nprefill_memory_guard = 1", "daemon.prefill_memory_guard: must be `true` or `false`, not `1`"),
         ("[daemon]\nprefill_chunk = 15", "daemon.prefill_chunk: `15` is too small; the least is 16"),

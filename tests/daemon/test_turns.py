@@ -185,7 +185,7 @@ async def test_a_cancelled_load_opens_the_doors_that_were_closed_for_it() -> Non
 asks = st.tuples(st.sampled_from("abc"), st.floats(0, 8), st.integers(1, 12))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=25), st.sampled_from([0.0, 1.0, 10.0]))
 def test_every_request_is_answered_within_the_bound_whatever_comes(
     schedule: list[tuple[str, float, int]], fair_wait_s: float
@@ -208,8 +208,9 @@ def played(schedule: list[tuple[str, float, int]], fair_wait_s: float) -> list[o
             scene.enforcer(1000, hard_mib=1000).start()
             served = await asyncio.gather(*(ask(scene, *each) for each in schedule))
         waits = [generation.first_token_s or 0.0 for generation in served]
-        # Its own turn has come at the bound; before it each of the other two ends what it runs and is loaded, once.
-        assert max(waits) <= min(fair_wait_s, TURN_S) + 2 * (1.4 + 0.4) + 1.4 + 0.4
+        run_s, load_s = 1.5, 1.2  # the longest answer, the longest load
+        # Its turn has come at the bound; before it each of the others ends what it runs and is loaded, at most once.
+        assert max(waits) <= min(fair_wait_s, TURN_S) + 3 * (run_s + load_s)
         assert not scene.named(EventName.REQUEST_ABORTED, EventName.REQUEST_FAILED)
         assert scene.engine.peak <= 1000 * 2**20
         return [waits, Counter(event.event for event in scene.events)]

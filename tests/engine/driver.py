@@ -33,8 +33,8 @@ DEADLINE_S = 60.0
 class Driver:
     """An engine thread with the loop's side of the seam played by the test."""
 
-    def __init__(self) -> None:
-        self.engine = EngineThread()
+    def __init__(self, engine: EngineThread | None = None) -> None:
+        self.engine = engine or EngineThread()
         self.plan = Plan()
         self.seen: list[EngineEvent] = []
         self._queue: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()

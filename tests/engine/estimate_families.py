@@ -52,7 +52,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": _config("qwen2"),
     "qwen3": _config("qwen3", num_attention_heads=8),
     "qwen3_moe": _config("qwen3_moe", **_MOE),
-    "gemma2": _config("gemma2", attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=32.0),
+    "gemma2": _config("gemma2", attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=32),
     "gemma3_text": _config(
         "gemma3_text",
         num_hidden_layers=6,

@@ -44,6 +44,7 @@ from omlxd.engine.protocol import (
     Prefilled,
     RequestFailed,
     RequestGone,
+    Sampled,
     TextCodec,
     Unloaded,
 )
@@ -124,6 +125,7 @@ class FakeEngine:
         measures_prefill: whether prefill steps tell what they took.
         load_errors: by model: what its load ends with after its first slice.
         step_errors: by model: what its next step raises; ends its requests.
+        stalled_for_s: since when the running step takes no end, as `stalled_s` tells it.
         hold_rests: a step is stuck: readings at rest are not answered.
         peak: the highest active memory so far.
         plans: every plan that was applied.
@@ -149,6 +151,7 @@ class FakeEngine:
         self.measures_prefill = False
         self.load_errors: dict[str, Exception] = {}
         self.step_errors: dict[str, Exception] = {}
+        self.stalled_for_s = 0.0
         self.hold_rests = False
         self.peak = 0
         self.plans: list[Plan] = []
@@ -225,8 +228,8 @@ class FakeEngine:
     def peak_bytes(self) -> int:
         return self.peak
 
-    def sampled(self) -> tuple[int, int]:
-        return 0, 0
+    def sampled(self) -> Sampled:
+        return Sampled()
 
     def codec(self, model: str) -> TextCodec | None:
         return self._codecs.get(model)
@@ -235,7 +238,10 @@ class FakeEngine:
         return self._device_cap
 
     def stalled_s(self) -> float:
-        return 0.0
+        return self.stalled_for_s
+
+    def stack(self) -> Sequence[str]:
+        return ("fakes/engine.py:1 step",) if self.stalled_for_s else ()
 
     def close(self, timeout_s: float = 10.0) -> bool:
         with self._wake:

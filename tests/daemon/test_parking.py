@@ -1,0 +1,421 @@
+"""Parked requests: their memory goes, their tokens stay, they come back in their turn, and each ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from omlxd.core.errors import Busy, PrefillMemoryExceeded, RequestAborted, ShuttingDown
+from omlxd.core.events import EventName
+from omlxd.core.memory import Policy
+from omlxd.core.snapshot import RequestSnapshot
+from omlxd.core.states import EntryState, FinishReason, RequestState
+from omlxd.daemon.monitor import MemoryMonitor
+from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.refusals import aborted
+from omlxd.daemon.request import Generation
+from omlxd.engine.protocol import MIB
+from tests.daemon.test_admission import TOKEN, orders, scene_of, start
+from tests.fakes.clock import on_virtual_time
+from tests.fakes.pools import Scene, turns, until, until_decoding
+
+BLOCK = 256 * TOKEN
+
+
+def words(count: int) -> str:
+    return "".join(f"tok{at} " for at in range(count))
+
+
+async def blocked(scene: Scene) -> None:
+    """Let nobody in at the door from now on: other programs hold the machine's memory."""
+    scene.engine.system_available_bytes = 0
+    await turns()
+
+
+def unblock(scene: Scene) -> None:
+    scene.engine.system_available_bytes = 4000 * MIB
+    scene.pool.door.wake()
+
+
+def guarded(scene: Scene, max_mib: float = 500, **options: Any) -> None:
+    scene.enforcer(max_mib, hard_mib=max_mib + 20, policy=Policy.GRACEFUL, min_available=1024 * MIB, **options).start()
+
+
+async def parked(pool: EnginePool, generation: Generation) -> None:
+    assert await pool.park(generation.id, "a test asks for it")
+    assert generation.state is RequestState.PARKED
+
+
+@on_virtual_time
+async def test_a_parked_request_frees_its_memory_and_its_caller_sees_a_pause_only() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 300, max_tokens=50)
+        await until(lambda: generation.generated_tokens > 5)
+        promised_bytes = pool.ledger.committed_bytes
+        await blocked(scene)
+        await parked(pool, generation)
+        had = generation.generated_tokens
+        assert scene.engine.active_bytes == pool.ledger.committed_bytes == 100 * MIB
+        assert (generation.prefilled_tokens, generation.generated) == (0, list(range(had)))
+        unblock(scene)
+        assert await generation.text() == words(50)
+        assert (generation.finish_reason, generation.generated_tokens) == (FinishReason.LENGTH, 50)
+        (order,) = orders(scene, "r1.2")
+        assert order.generated == tuple(range(had))
+        (event,) = scene.named(EventName.REQUEST_PARKED)
+        assert event.fields["freed_bytes"] == promised_bytes - 100 * MIB
+        assert (event.fields["generated_tokens"], event.fields["parks"]) == (had, 1)
+        assert event.fields["reason"] == "a test asks for it"
+        (back,) = scene.named(EventName.REQUEST_RESUMED)
+        assert (back.fields["generated_tokens"], back.fields["parks"]) == (had, 1)
+        assert back.fields["parked_s"] >= 0
+        assert len(scene.named(EventName.REQUEST_STARTED)) == len(scene.named(EventName.REQUEST_FINISHED)) == 1
+
+
+@on_virtual_time
+async def test_tokens_that_are_on_their_way_when_it_is_parked_are_told_and_kept() -> None:
+    scene = Scene({"a": 100}, drive="manual", answer_tokens=None)
+    async with scene.pool as pool:
+        generation = pool.generate("a", tokens=[1, 2, 3], max_tokens=20)
+        while generation.generated_tokens < 3:
+            scene.engine.step()
+            await turns()
+        parking = asyncio.create_task(pool.park(generation.id, "a test asks for it"))
+        scene.engine._post, post = None, scene.engine._post  # what the engine says now arrives later
+        scene.engine.step()
+        assert generation.generated_tokens == 3
+        scene.engine._post = post
+        await turns()
+        while not parking.done():
+            scene.engine.step()
+            await turns()
+        assert parking.result()
+        assert generation.generated_tokens == 4
+        while not generation.ended:
+            scene.engine.step()
+            await turns()
+        assert await generation.text() == words(20)
+
+
+@on_virtual_time
+async def test_one_that_finishes_while_it_is_being_parked_has_finished() -> None:
+    scene = Scene({"a": 100}, drive="manual", answer_tokens=4)
+    async with scene.pool as pool:
+        generation = pool.generate("a", tokens=[1, 2, 3])
+        while generation.generated_tokens < 3:
+            scene.engine.step()
+            await turns()
+        scene.engine.step()  # its last token, which the loop has not heard of
+        assert not await pool.park(generation.id, "too late")
+        assert await generation.text() == words(4)
+        assert scene.named(EventName.REQUEST_PARKED) == []
+
+
+@on_virtual_time
+async def test_what_the_engine_does_not_have_is_not_parked() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 300)
+        assert not await pool.park(generation.id, "it waits for its model")
+        await until_decoding(generation)
+        await blocked(scene)
+        await parked(pool, generation)
+        assert not await pool.park(generation.id, "again")
+        assert not await pool.park("r99", "there is none")
+        assert generation.parks == 1
+
+
+@on_virtual_time
+async def test_a_parked_request_comes_back_before_younger_ones_of_its_model() -> None:
+    scene = scene_of({"a": 100, "b": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        old, other = start(pool, "a", 300, max_tokens=30), start(pool, "b", 10, max_tokens=500)
+        await asyncio.gather(until_decoding(old), until_decoding(other))
+        await blocked(scene)
+        young = start(pool, "a", 10, max_tokens=5)
+        await turns()
+        parking = asyncio.create_task(pool.park(old.id, "a test asks for it"))
+        younger = start(pool, "a", 10, max_tokens=5)
+        assert await parking
+        unblock(scene)
+        await until(lambda: young.ended and younger.ended)
+        back = [event.request for event in scene.named(EventName.REQUEST_RESUMED, EventName.REQUEST_STARTED)]
+        assert back == [old.id, other.id, old.id, young.id, younger.id]
+        assert await old.text() == words(30)
+
+
+@on_virtual_time
+async def test_one_parked_in_its_prompt_begins_its_prompt_again() -> None:
+    scene = scene_of({"a": 100}, step_s=0.1)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 2000, max_tokens=5)
+        await until(lambda: generation.prefilled_tokens >= 512)
+        await blocked(scene)
+        await parked(pool, generation)
+        assert generation.prefilled_tokens == 0
+        unblock(scene)
+        assert await generation.text() == words(5)
+        assert [event.fields["generated_tokens"] for event in scene.named(EventName.REQUEST_RESUMED)] == [0]
+
+
+@on_virtual_time
+async def test_it_comes_back_only_when_prompt_and_answer_and_a_block_fit() -> None:
+    scene = scene_of({"a": 100, "b": 100}, pinned=("b",))
+    async with scene.pool as pool:
+        guarded(scene, 200 + 5 * 16)
+        generation = start(pool, "a", 200, max_tokens=500)
+        await until(lambda: generation.generated_tokens >= 100)
+        await pool.load("b")
+        await parked(pool, generation)
+        pool.ledger.reserve_weights("b", 140 * MIB)  # leaves 40 MiB: 32 for its prompt and a block, 48 with its answer
+        await asyncio.sleep(5.0)
+        assert generation.state is RequestState.PARKED
+        pool.ledger.reserve_weights("b", 100 * MIB)
+        assert await generation.text() == words(500)
+        assert scene.engine.peak <= (200 + 5 * 16) * MIB
+
+
+@on_virtual_time
+async def test_one_that_can_never_go_on_ends_well_with_the_text_it_has() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        enforcer = scene.enforcer(500, policy=Policy.GRACEFUL, min_available=1024 * MIB)
+        enforcer.start()
+        generation = start(pool, "a", 1500, max_tokens=500)
+        await until(lambda: generation.generated_tokens > 10)
+        await blocked(scene)
+        await parked(pool, generation)
+        had = generation.generated_tokens
+        enforcer.max_bytes = 150 * MIB
+        unblock(scene)
+        assert await generation.text() == words(had)
+        assert generation.finish_reason is FinishReason.LENGTH
+        (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert "more than" in event.fields["reason"]
+
+
+@on_virtual_time
+async def test_one_that_can_never_go_on_and_has_no_text_is_refused_like_a_new_one() -> None:
+    scene = scene_of({"a": 100}, step_s=0.1)
+    async with scene.pool as pool:
+        enforcer = scene.enforcer(500, policy=Policy.GRACEFUL, min_available=1024 * MIB)
+        enforcer.start()
+        generation = start(pool, "a", 1500)
+        await until(lambda: generation.prefilled_tokens > 0)
+        await blocked(scene)
+        await parked(pool, generation)
+        enforcer.max_bytes = 150 * MIB
+        unblock(scene)
+        with pytest.raises(PrefillMemoryExceeded):
+            await generation.text()
+
+
+@on_virtual_time
+async def test_after_the_park_deadline_it_ends_well_with_the_text_it_has() -> None:
+    scene = scene_of({"a": 100}, park_deadline_s=40.0, load_wait_s=5.0)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 300, max_tokens=500)
+        await until(lambda: generation.generated_tokens > 10)
+        await blocked(scene)
+        await parked(pool, generation)
+        had, parked_s = generation.generated_tokens, scene.clock()
+        assert await generation.text() == words(had)
+        assert scene.clock() - parked_s == pytest.approx(40.0)  # the door's own patience does not count
+        assert generation.finish_reason is FinishReason.LENGTH
+        (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert "parked for 40 s" in event.fields["reason"]
+        assert pool.generations == ()
+
+
+@on_virtual_time
+async def test_after_the_park_deadline_one_without_text_ends_in_busy() -> None:
+    scene = scene_of({"a": 100}, park_deadline_s=40.0, step_s=0.1)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 1500)
+        await until(lambda: generation.prefilled_tokens > 0)
+        await blocked(scene)
+        await parked(pool, generation)
+        with pytest.raises(Busy, match="`park_deadline`"):
+            await generation.text()
+
+
+@on_virtual_time
+async def test_aborted_left_or_closed_while_parked_it_ends_once_and_leaves_nothing() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        generations = [start(pool, "a", 300) for _ in range(3)]
+        await asyncio.gather(*(until_decoding(each) for each in generations))
+        await blocked(scene)
+        for each in generations:
+            await parked(pool, each)
+        first, left, last = generations
+        assert pool.abort(first.id, "a test asks for it")
+        with pytest.raises(RequestAborted, match="a test asks"):
+            await first.text()
+        await left.aclose()
+        await turns(20)
+        assert pool.generations == (last,)
+        assert list(pool.entries["a"].requests) == [last.id]
+    with pytest.raises(ShuttingDown):
+        await last.text()
+    assert len(scene.named(EventName.REQUEST_ABORTED)) == 2
+    assert pool.ledger.requests("a") == 0
+
+
+@on_virtual_time
+async def test_one_that_is_aborted_while_it_is_being_parked_is_not_parked() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 300)
+        await until_decoding(generation)
+        parking = asyncio.create_task(pool.park(generation.id, "a test asks for it"))
+        await asyncio.sleep(0)
+        assert pool.abort(generation.id, "its client went away")
+        assert not await parking
+        assert scene.named(EventName.REQUEST_PARKED) == []
+        assert len(scene.named(EventName.REQUEST_ABORTED)) == 1
+        await turns(20)
+        assert pool.ledger.requests("a") == 0
+
+
+@on_virtual_time
+async def test_a_daemon_that_drains_still_serves_what_is_parked() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 300, max_tokens=50)
+        await until_decoding(generation)
+        await blocked(scene)
+        await parked(pool, generation)
+        pool.stop_admitting()
+        draining = asyncio.create_task(pool.drain(60.0))
+        await asyncio.sleep(1.0)
+        unblock(scene)
+        assert await generation.text() == words(50)
+        await draining
+
+
+@on_virtual_time
+async def test_unload_now_ends_what_is_parked_and_a_plain_unload_serves_it() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        for now in (True, False):
+            generation = start(pool, "a", 300, max_tokens=50)
+            await until_decoding(generation)
+            await blocked(scene)
+            await parked(pool, generation)
+            unloading = asyncio.create_task(pool.unload("a", now=now))
+            await turns()
+            unblock(scene)
+            await unloading
+            if now:
+                with pytest.raises(RequestAborted, match="it was unloaded"):
+                    await generation.text()
+            else:
+                assert await generation.text() == words(50)
+        assert len(scene.named(EventName.LOAD_FINISHED)) == 2
+
+
+@on_virtual_time
+async def test_evicted_under_graceful_its_requests_are_parked_and_load_it_again() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 300, max_tokens=50)
+        await until_decoding(generation)
+        async with pool.lock:
+            await pool.evict("a", aborted("a", "somebody needs its memory", pool.decisions.begin()))
+        assert generation.state is RequestState.PARKED
+        assert await generation.text() == words(50)
+        assert len(scene.named(EventName.LOAD_FINISHED)) == 2
+        (event,) = scene.named(EventName.REQUEST_PARKED)
+        assert event.decision == "d1"
+
+
+@on_virtual_time
+async def test_r6_evicted_under_reference_what_has_begun_ends() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        scene.enforcer(500, policy=Policy.REFERENCE).start()
+        generation = start(pool, "a", 300, max_tokens=50)
+        await until_decoding(generation)
+        async with pool.lock:
+            await pool.evict("a", aborted("a", "somebody needs its memory"))
+        with pytest.raises(RequestAborted):
+            await generation.text()
+
+
+@on_virtual_time
+async def test_a_parked_request_waits_on_when_the_load_of_its_model_finds_everybody_busy() -> None:
+    scene = scene_of({"a": 100, "b": 100}, load_wait_s=5.0)
+    async with scene.pool as pool:
+        guarded(scene, 250)
+        generation = start(pool, "a", 10, max_tokens=50)
+        await until_decoding(generation)
+        async with pool.lock:
+            await pool.evict("a", aborted("a", "somebody needs its memory"))
+            pool.ledger.reserve_weights("b", 200 * MIB)
+        await asyncio.sleep(30.0)
+        assert generation.state is RequestState.PARKED
+        assert len(scene.named(EventName.LOAD_FAILED)) >= 2
+        pool.ledger.release_weights("b")
+        assert await generation.text() == words(50)
+
+
+@on_virtual_time
+async def test_the_snapshot_names_what_runs_oldest_first_and_status_what_is_parked() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        first, second, third = generations = [start(pool, "a", length) for length in (300, 1000, 10)]
+        await asyncio.gather(*(until_decoding(each) for each in generations))
+        (entry,) = pool.snapshot(scene.engine.read()).entries
+        frees_bytes = pool.ledger.frees_bytes("a")
+        assert entry.requests == tuple(RequestSnapshot(f"r{at}", at, frees_bytes[f"r{at}"]) for at in (1, 2, 3))
+        assert frees_bytes["r2"] > frees_bytes["r1"] == frees_bytes["r3"] > 0  # rows are as long as the longest
+        await blocked(scene)
+        await parked(pool, second)
+        (entry,) = pool.snapshot(scene.engine.read()).entries
+        assert [each.request for each in entry.requests] == ["r1", "r3"]
+        assert (entry.running, entry.waiting, entry.leases) == (2, 1, 3)
+        monitor = MemoryMonitor(pool)
+        view = monitor.model("a")
+        assert (view.running, view.waiting, view.parked) == (2, 0, 1)
+        assert [(each.state, each.parks) for each in monitor.requests()][1] == (RequestState.PARKED, 1)
+        unblock(scene)
+        await until(lambda: second.state is RequestState.DECODE)
+        (entry,) = pool.snapshot(scene.engine.read()).entries
+        assert [each.parks for each in entry.requests] == [0, 1, 0]
+        assert monitor.model("a").parked == 0
+        for each in (first, second, third):
+            await each.aclose()
+
+
+@on_virtual_time
+async def test_speed_does_not_count_the_pause() -> None:
+    scene = scene_of({"a": 100}, step_s=0.1)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 10, max_tokens=40)
+        await until(lambda: generation.generated_tokens > 10)
+        before = generation.tokens_per_s
+        await blocked(scene)
+        await parked(pool, generation)
+        await asyncio.sleep(100.0)
+        unblock(scene)
+        await generation.text()
+        assert before is not None
+        assert generation.tokens_per_s == pytest.approx(before, rel=0.1)
+        assert scene.states == {"a": EntryState.LOADED.value}

@@ -73,7 +73,7 @@ class ProcessMemoryEnforcer:
         hard_limit: int | None = None,
         machine: Machine | None = None,
         min_available: int = 0,
-        policy: Policy = Policy.REFERENCE,
+        policy: Policy = Policy.GRACEFUL,
         emit: Emit | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -294,6 +294,8 @@ class ProcessMemoryEnforcer:
                 await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
             case CancelLoad(model=model):
                 await self._pool.postpone_load(model, cancelled(model, reason, decision_id))
+            case Park(request=request):
+                await self._pool.park(request, reason, decision_id)
             case TrimPrefixCaches(keep_bytes=keep_bytes):
                 await self._pool.trim_prefix_caches(keep_bytes)
             case DropCache():  # the engine drops it between steps, since it has the hard limit

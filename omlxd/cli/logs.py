@@ -1,125 +1,101 @@
-"""`omlxd logs`: the structured log, readable, and followed across rotations."""
+"""`omlxd logs`: the structured log, readable, filtered, and followed across rotations."""
 
 from __future__ import annotations
 
-import json as json_module
-import os
 import sys
-import time
-from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import islice
 from typing import Annotated, Final
 
 import typer
 
 from omlxd.cli import output
 from omlxd.cli.invocation import home_of
+from omlxd.cli.known_models import resolve_model
+from omlxd.cli.log_filter import EventOption, Filter, LevelOption, ModelOption, make_filter
+from omlxd.cli.log_lines import Line, Log
+from omlxd.cli.options import Json
 from omlxd.cli.sentences import event_line
-from omlxd.core.errors import NotPermitted, OmlxError
+from omlxd.core.errors import InvalidRequest, OmlxError
 from omlxd.daemon.files import require_regular
+from omlxd.daemon.home import Home
 
-LOOK_AGAIN_S: Final = 0.1
+LINES: Final = 50
 _COLOURS: Final = {"warning": "33", "error": "31", "debug": "2"}
 
 
 def logs(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is written.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="The last N lines.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="The JSON lines as they are.")] = False,
+    lines: Annotated[
+        int | None,
+        typer.Option("-n", "--lines", min=0, metavar="N", help="The last N lines; 50, or with `--since` all."),
+    ] = None,
+    model: ModelOption = None,
+    request: Annotated[str | None, typer.Option("--request", metavar="ID", help="Only what concerns it.")] = None,
+    decision: Annotated[
+        str | None, typer.Option("--decision", metavar="ID", help="Only this decision and what it caused.")
+    ] = None,
+    event: EventOption = None,
+    level: LevelOption = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="WHEN", help="From `10m` ago, `20:15` or `2026-11-29T20:15` on.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Up to then.")] = None,
+    json: Json = False,
 ) -> None:
     """Show the daemon's log."""
-    path = home_of(context).log
-    require_regular(path)
-    if not follow and not path.exists():
-        raise OmlxError(f"there is no log at `{path}`", hint="`omlxd start` begins one")
-    for line in _last_and_new(path, lines, follow=follow):
-        _show(line, as_it_is=json)
+    if follow and until is not None:
+        raise InvalidRequest("`--follow` goes on, and `--until` ends", hint="leave one of them out")
+    home = home_of(context)
+    wanted = make_filter(
+        model=None if model is None else resolve_model(home, model),
+        request=request,
+        decision=decision,
+        events=event or (),
+        level=level,
+        since=since,
+        until=until,
+    )
+    count = lines if lines is not None else None if since is not None else LINES
+    log = _log(home, must_exist=not follow)
+    shown = 0
+    try:
+        for line in _chosen(log, wanted, count, follow=follow):
+            show(line, as_it_is=json)
+            shown += 1
+    finally:
+        if log.damaged:
+            output.note(f"left out {log.damaged} damaged {'line' if log.damaged == 1 else 'lines'}")
+    if not shown and count != 0:
+        output.note("nothing in the log matches" if wanted != Filter() else "the log is empty")
 
 
-def _show(line: str, *, as_it_is: bool) -> None:
+def show(line: Line, *, as_it_is: bool) -> None:
+    """Write one event: its line of JSON, or a sentence in the colour of its severity."""
     if as_it_is:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(line.raw.decode("utf-8", "replace") + "\n")
     else:
-        try:
-            record = json_module.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
-            colour = _COLOURS.get(str(record.get("level")), "")
-            text = event_line(record)
-            output.data(output.painted(text, colour, sys.stdout) if colour else text)
-        else:
-            output.data(line)  # cut off by a crash, or not ours: shown as it is
+        colour = _COLOURS.get(str(line.record.get("level")), "")
+        text = event_line(line.record)
+        output.data(output.painted(text, colour, sys.stdout) if colour else text)
     sys.stdout.flush()
 
 
-def _last_and_new(path: Path, count: int, *, follow: bool) -> Iterator[str]:
-    """The last `count` lines, from rotated files too where the newest holds fewer, then what is appended."""
-    try:
-        file = path.open("rb") if path.exists() else None
-    except PermissionError as error:
-        raise NotPermitted(f"the log `{path}` may not be read", hint="ask its owner") from error
-    position = 0
-    if file is not None:
-        with file:
-            content = file.read()
-        whole = content if not follow else content[: content.rfind(b"\n") + 1]
-        position = len(whole)
-        found = whole.decode("utf-8", "replace").splitlines()
-        if len(found) < count:
-            found = [*_older(path, count - len(found)), *found]
-        yield from found[-count:] if count else []
-    if follow:
-        yield from _appended(path, position)
+def _log(home: Home, *, must_exist: bool) -> Log:
+    require_regular(home.log)
+    if must_exist and not home.log.exists():
+        raise OmlxError(f"there is no log at `{home.log}`", hint="`omlxd start` begins one")
+    return Log(home.log)
 
 
-def _older(path: Path, count: int) -> list[str]:
-    found: deque[str] = deque()
-    number = 1
-    while len(found) < count:
-        rotated = path.with_name(f"{path.name}.{number}")
-        try:
-            lines = rotated.read_bytes().decode("utf-8", "replace").splitlines()
-        except OSError:
-            break
-        found.extendleft(reversed(lines[-(count - len(found)) :]))
-        number += 1
-    return list(found)
+def _chosen(log: Log, wanted: Filter, count: int | None, *, follow: bool) -> Iterator[Line]:
+    def last(newest_first: Iterator[Line]) -> list[Line]:
+        return list(islice(wanted.newest_run(newest_first), count))[::-1]
 
-
-def _appended(path: Path, position: int) -> Iterator[str]:
-    """Lines written from `position` on; when the name gets a new file, the old one is read to its end first."""
-    file, rest = None, b""
-    try:
-        while True:
-            if file is None:
-                try:
-                    file = path.open("rb")
-                except FileNotFoundError:
-                    time.sleep(LOOK_AGAIN_S)
-                    continue
-                # A file that is shorter than what was read of it is another one.
-                file.seek(position if os.fstat(file.fileno()).st_size >= position else 0)
-            rotated = _is_another(path, os.fstat(file.fileno()))  # asked before reading: nothing is missed
-            rest += file.read()
-            *whole, rest = rest.split(b"\n")
-            for line in whole:
-                yield line.decode("utf-8", "replace")
-            if rotated:
-                file.close()
-                file, position, rest = None, 0, b""
-            elif not whole:
-                time.sleep(LOOK_AGAIN_S)
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _is_another(path: Path, opened: os.stat_result) -> bool:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False  # in the middle of a rotation; the new file comes
-    return (found.st_ino, found.st_dev) != (opened.st_ino, opened.st_dev)
+    if not follow:
+        yield from last(log.newest_first(since=wanted.since))
+        return
+    for line in log.last_and_new(last):
+        if wanted.matches(line.record):
+            yield line

@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "requests": "requests",
     "abort": "requests",
     "logs": "logs",
+    "why": "why",
     "init": "manifest",
     "check": "manifest",
     "demo": "demo",

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from omlxd.cli import output
-from omlxd.cli.sentences import clock, decision_sentence, one_line
+from omlxd.cli.sentences import decision_sentence
+from omlxd.cli.values import clock, one_line
 from omlxd.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

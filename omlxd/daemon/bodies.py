@@ -62,7 +62,7 @@ class NoBody(Body):
 
 def problem_of(field: str, what: str) -> PydanticCustomError:
     """What a validator of a whole body raises: this field of it is wrong."""
-    return PydanticCustomError("of_field", "{what}", {"field": field, "what": what})
+    return PydanticCustomError(f"{_OF_FIELD}{field}", "{what}", {"what": what})
 
 
 def told_by(field: str, values: Sequence[str]) -> Discriminator:
@@ -74,9 +74,7 @@ def told_by(field: str, values: Sequence[str]) -> Discriminator:
 
     quoted = [f"`{value}`" for value in values]
     must_be = f"must be one of {', '.join(quoted)}" if len(quoted) > 1 else f"must be {quoted[0]}"
-    return Discriminator(
-        tag_of, custom_error_type="of_field", custom_error_message=must_be, custom_error_context={"field": field}
-    )
+    return Discriminator(tag_of, custom_error_type=f"{_OF_FIELD}{field}", custom_error_message=must_be)
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -113,6 +111,9 @@ def _invalid(problems: Sequence[Any], kind: type[Body]) -> InvalidRequest:
     told: dict[str, str] = {}  # of a union only the first branch's complaint: one sentence a field
     for problem in problems:
         told.setdefault(*_told(problem))
+    for field in [field for field, what in told.items() if what is _CONTENT]:
+        if any(other.startswith(field.rstrip("`") + "[") for other in told):
+            del told[field]  # it is a list, and something is wrong in it
     shown_problems = [f"{field}: {what}" if field else what for field, what in told.items()]
     message = "; ".join(shown_problems[:_MOST_PROBLEMS])
     if len(shown_problems) > _MOST_PROBLEMS:
@@ -125,8 +126,8 @@ def _told(problem: Any) -> tuple[str, str]:
     location = [part for part in problem["loc"] if not _is_branch(part)]
     if location and location[0] in UNION_WORDS and problem["type"] != "missing":
         return f"`{location[0]}`", UNION_WORDS[location[0]]
-    if problem["type"] == "of_field":
-        location.append(problem["ctx"]["field"])
+    if str(problem["type"]).startswith(_OF_FIELD):
+        location.append(str(problem["type"]).removeprefix(_OF_FIELD))
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     named = f"`{shown(field)}`" if field else ""
     if problem["type"] == "extra_forbidden":
@@ -135,15 +136,18 @@ def _told(problem: Any) -> tuple[str, str]:
         return named, "is missing"
     if not field:
         return "", "the body must be a JSON object"
-    if location[-1] == "content" and problem["type"] != "of_field":
-        return named, "must be a string, or a list of parts of the type `text`"
+    if location[-1] == "content" and problem["type"] in ("string_type", "list_type", "too_short"):
+        return named, _CONTENT
     return named, _lowered(str(problem["msg"]))
 
 
+_OF_FIELD = "of field "
+_CONTENT = "must be a string, or a list of parts; neither of them empty"
 UNION_WORDS = {
     "stop": "must be a string that is not empty, or a list of up to 16 of them",
     "max_memory": "must be a size such as `8G`, a percentage, `auto`, or a number of bytes",
     "prompt": "must be a string, a list of up to 64 strings, or token ids; none of them empty",
+    "logit_bias": "must be an object of up to 1024 token ids, each with a number between -100 and 100",
     "tool_choice": "must be `auto` or `none`; omlxd cannot force a model to call a tool",
 }
 """What a field may be, told in one sentence instead of a complaint from each branch of its union."""

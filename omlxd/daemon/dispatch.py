@@ -197,6 +197,7 @@ class Dispatch:
                     self._pool.growth.needs_block(model, length)
                 case Finished(request=request, reason=reason):
                     if (attempt := self._begun(request)) is not None:
+                        attempt.generation.stop = event.stop
                         self.finish(attempt.generation, reason)
                     self._gone(request)
                 case RequestFailed(request=request, error=error):
@@ -219,7 +220,7 @@ class Dispatch:
             pool.door.wake()
 
     def _generated(self, attempt: Attempt, event: Generated) -> None:
-        attempt.generation.push(event.text, event.tokens, event.token_ids)
+        attempt.generation.push(event.text, event.tokens, event.token_ids, event.logprobs)
         if attempt.leaving is None:
             self._pool.growth.generated(attempt.entry.name, attempt.generation.id, event.tokens)
 

@@ -239,7 +239,7 @@ class ProcessMemoryEnforcer:
                 decisions.append(decision)
                 if decision.action is None:
                     break
-                reading = await self._do(decision, decision.action, reading, "limit" if wanted_by is None else "block")
+                reading = await self._do(decision, decision.action, reading, wanted_by)
                 if decision.rung.startswith("system"):
                     break  # what the system has is known a moment later; the next tick sees it
         return decisions
@@ -254,7 +254,7 @@ class ProcessMemoryEnforcer:
         return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits, futile)
 
     async def _do(
-        self, decision: Decision, action: Action, before: MemoryReading, trigger: str
+        self, decision: Decision, action: Action, before: MemoryReading, wanted_by: str | None
     ) -> MemoryReading | None:
         """Act, read again at rest, and tell; None when the engine did not get to rest."""
         pool, begun_s = self._pool, self._clock()
@@ -269,7 +269,7 @@ class ProcessMemoryEnforcer:
         if isinstance(action, DropCache) and (after is None or after.cache_bytes >= before.cache_bytes):
             return after  # an idle engine keeps its cache until it has a step to take; nothing was done
         record = DecisionRecord(
-            trigger=trigger,
+            trigger="limit" if wanted_by is None else "block",
             rung=decision.rung,
             action=_KINDS[type(action)],
             victim=None if isinstance(action, DropCache | TrimPrefixCaches) else action.model,
@@ -278,6 +278,7 @@ class ProcessMemoryEnforcer:
             after=after or pool.engine.read(),
             candidates=decision.candidates,
             duration_s=self._clock() - begun_s,
+            extra={} if wanted_by is None else {"for_model": wanted_by},
             decision=decision_id,
         )
         pool.decisions.add(record, pool.limits)

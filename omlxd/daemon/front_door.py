@@ -105,7 +105,7 @@ class FrontDoor:
         if origin is not None and not rules.is_our_name(_origin_host(origin)):
             raise NotPermitted(f"web pages of `{shown(origin)}` may not use this server")
         if rules.api_key is not None and scope["path"] not in _OPEN_TO_ALL:
-            _check_key(rules.api_key, _header(scope, b"authorization") or "")
+            _check_key(rules.api_key, _header(scope, b"authorization") or "", _header(scope, b"x-api-key") or "")
 
 
 class _BoundedBody:
@@ -130,9 +130,11 @@ class _BoundedBody:
             raise BodyTooLarge(f"the body is longer than {self._max_bytes} bytes")
 
 
-def _check_key(expected: str, authorization: str) -> None:
-    scheme, _, key = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), expected.encode()):
+def _check_key(expected: str, authorization: str, key_alone: str) -> None:
+    """Anthropic's clients send the key alone, all others as a bearer."""
+    scheme, _, bearer = authorization.partition(" ")
+    key = bearer if scheme.lower() == "bearer" else key_alone
+    if not hmac.compare_digest(key.strip().encode("latin-1"), expected.encode()):
         raise KeyRefused(
             "the API key is missing or wrong",
             hint="send `Authorization: Bearer KEY` with `api.api_key` of the manifest",

@@ -35,14 +35,19 @@ class Growth:
         return frozenset(self._tasks)
 
     def grant(self) -> None:
-        """Tell the engine how far each model may grow; nobody is bound without the guard or without limits."""
+        """Tell the engine how far each model may grow, and how much a step may hold in passing.
+
+        Nobody is bound without the guard or without limits.
+        """
         pool = self._pool
-        granted = {}
+        granted, transient_bytes = {}, 0
         if self._binding:
             unknown = {entry.name for entry in pool.entries.values() if not entry.costs.kv_bytes(1)}
             granted = {model: tokens for model, tokens in pool.ledger.granted_tokens().items() if model not in unknown}
-        if granted != pool.link.wanted.granted_tokens:
-            pool.link.wanted.granted_tokens = granted
+            transient_bytes = pool.ledger.transient_bytes
+        wanted = pool.link.wanted
+        if (granted, transient_bytes) != (wanted.granted_tokens, wanted.transient_bytes):
+            wanted.granted_tokens, wanted.transient_bytes = granted, transient_bytes
             pool.link.changed()
 
     def generated(self, model: str, request: str, tokens: int) -> None:

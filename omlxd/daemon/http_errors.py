@@ -14,6 +14,7 @@ from omlxd.core.errors import Busy, InvalidRequest, NotPermitted, OmlxError
 from omlxd.core.wording import shown
 
 CONTROL_PREFIX = "/v1/control"
+MESSAGES_PATH = "/v1/messages"
 
 
 class NoSuchPath(InvalidRequest):
@@ -73,13 +74,30 @@ def error_response(error: OmlxError, path: str) -> JsonResponse:
         headers["connection"] = "close"  # the rest of the body is not read
     if isinstance(error, WrongMethod) and error.details.get("allow"):
         headers["allow"] = str(error.details["allow"])
-    return JsonResponse({"error": error_body(error, path)}, status_code=error.http_status, headers=headers)
+    return JsonResponse(error_content(error, path), status_code=error.http_status, headers=headers)
 
 
-def error_body(error: OmlxError, path: str) -> dict[str, Any]:
+def error_content(error: OmlxError, path: str) -> dict[str, Any]:
     """The error in the shape that clients of this path expect."""
-    if not is_openai_path(path):
-        return error.to_json()
+    if is_anthropic_path(path):
+        kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
+        content = {"type": kind, "message": error.message, "code": error.code, "hint": error.hint}
+        return {"type": "error", "error": content | ({"details": error.details} if error.details else {})}
+    return {"error": _openai_error(error) if is_openai_path(path) else error.to_json()}
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+def _openai_error(error: OmlxError) -> dict[str, Any]:
     kind = "invalid_request_error" if error.http_status < 500 and error.http_status != 503 else "server_error"
     body = {
         "message": error.message,
@@ -89,6 +107,11 @@ def error_body(error: OmlxError, path: str) -> dict[str, Any]:
         "hint": error.hint,
     }
     return body | ({"details": error.details} if error.details else {})
+
+
+def is_anthropic_path(path: str) -> bool:
+    """Whether clients of this path expect Anthropic's error shape."""
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
 def is_openai_path(path: str) -> bool:

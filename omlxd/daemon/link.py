@@ -20,6 +20,7 @@ class Wanted:
     limits: EngineLimits = field(default_factory=EngineLimits)
     granted_tokens: dict[str, int] = field(default_factory=dict)
     cache_drops: int = 0
+    transient_bytes: int = 0
 
 
 class EngineLink:
@@ -151,6 +152,7 @@ class EngineLink:
                 seen_seq=seen_seq,
                 granted_tokens=dict(wanted.granted_tokens),
                 cache_drops=wanted.cache_drops,
+                transient_bytes=wanted.transient_bytes,
                 prefix_cache_bytes=self._prefix_budget(),
             )
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from omlxd.core.states import EntryState, RequestState
 from omlxd.daemon.app import Daemon
+from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Chunk, Generation
+from omlxd.engine.protocol import Engine
 
 HEARTBEAT_S = 1.0
 
@@ -29,6 +32,25 @@ async def listen(generations: Sequence[Generation]) -> AsyncGenerator[Heard | No
             yield heard
     finally:
         await hear.aclose()
+
+
+async def hear_pieces(
+    engine: Engine, replies: Sequence[Reply]
+) -> AsyncGenerator[tuple[int, Piece | None] | None, None]:
+    """What the replies say: (index, piece), (index, None) when that one has ended, None after a second of silence."""
+    async with aclosing(listen([reply.generation for reply in replies])) as heard:
+        async for news in heard:
+            if news is None:
+                yield None
+                continue
+            reply = replies[news.index]
+            if news.chunk is not None:
+                for piece in await reply.add(news.chunk, engine.codec(reply.generation.model)):
+                    yield news.index, piece
+                continue
+            for piece in await reply.end():
+                yield news.index, piece
+            yield news.index, None
 
 
 async def wait_for_first(generations: Sequence[Generation], timeout_s: float) -> bool:

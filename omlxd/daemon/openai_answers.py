@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from omlxd.core.errors import EngineFailed
-from omlxd.daemon.request import Generation
+from omlxd.daemon.openai_logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
+from omlxd.daemon.replies import Piece, Reasoning, Reply, Text, ToolCall
+from omlxd.engine.protocol import TextCodec
 
 DONE = b"data: [DONE]\n\n"
 
@@ -20,21 +21,22 @@ class Shape(Protocol):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str]
+    logprobs: ClassVar[type[Logprobs]]
 
-    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        """The choice of an answer that is complete."""
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """The part of a choice that holds a complete answer."""
         ...
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice that begins an answer in a stream, if there is such a thing."""
+    def opening(self) -> dict[str, Any] | None:
+        """What begins an answer in a stream, if there is such a thing."""
         ...
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
-        """The choice with new text."""
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        """One more piece in a stream."""
         ...
 
-    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
-        """The choice that ends an answer in a stream."""
+    def closing(self) -> dict[str, Any]:
+        """What ends an answer in a stream."""
         ...
 
 
@@ -44,102 +46,125 @@ class ChatShape:
     whole_object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
     id_prefix: ClassVar[str] = "chatcmpl-"
+    logprobs: ClassVar[type[Logprobs]] = ChatLogprobs
 
-    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        """A message."""
-        message = {"role": "assistant", "content": text}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """A message; one of tool calls alone has no content."""
+        calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+        content = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        return {"message": message}
 
-    def opening(self, index: int) -> dict[str, Any]:
+    def opening(self) -> dict[str, Any]:
         """Whose words follow."""
-        return _delta(index, {"role": "assistant", "content": ""})
+        return {"delta": {"role": "assistant", "content": ""}}
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
-        """More content."""
-        return _delta(index, {"content": text})
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        """More content, more reasoning or a whole call."""
+        match piece:
+            case Text(text=text):
+                return {"delta": {"content": text}}
+            case Reasoning(text=text):
+                return {"delta": {"reasoning_content": text}}
+            case ToolCall(number=number):
+                return {"delta": {"tool_calls": [{"index": number, **_call(piece)}]}}
 
-    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
+    def closing(self) -> dict[str, Any]:
         """An empty delta."""
-        return _delta(index, {}, finish_reason)
+        return {"delta": {}}
 
 
 class CompletionShape:
-    """Choices of `/v1/completions`."""
+    """Choices of `/v1/completions`; they are text and nothing else."""
 
     whole_object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"
     id_prefix: ClassVar[str] = "cmpl-"
+    logprobs: ClassVar[type[Logprobs]] = CompletionLogprobs
 
-    def whole(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """A text."""
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        return {"text": "".join(piece.text for piece in pieces if isinstance(piece, Text))}
 
-    def opening(self, index: int) -> None:
+    def opening(self) -> None:
         """A text just begins."""
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
+    def piece(self, piece: Piece) -> dict[str, Any]:
         """More text."""
-        return self.whole(index, text, None)
+        return self.whole([piece])
 
-    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
+    def closing(self) -> dict[str, Any]:
         """No more text."""
-        return self.whole(index, "", finish_reason)
+        return {"text": ""}
 
 
 @dataclass
 class Answer:
-    """One answer in the making: the generations of a request and the choices they become.
+    """One answer in the making: the replies to a request and the choices they become.
 
     Args:
         shape: of the choices.
-        generations: the choices' sources, by index.
+        replies: the choices' sources, by index.
         includes_usage: whether each frame of the stream has a `usage`, and a frame of its own tells the counts.
-        prompts: how many prompts the generations answer; each prompt's tokens count once.
+        prompts: how many prompts the replies answer; each prompt's tokens count once.
     """
 
     shape: Shape
-    generations: Sequence[Generation]
+    replies: Sequence[Reply]
     includes_usage: bool = False
     prompts: int = 1
+    _logprobs: list[Logprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        first = self.generations[0]
+        first = self.replies[0].generation
         self._head = {
             "id": f"{self.shape.id_prefix}{first.id}",
             "object": self.shape.chunk_object,
             "created": int(time.time()),
             "model": first.model,
         }
-        self._around = [self._around_text(index) for index in range(len(self.generations))]
+        self._logprobs = [self.shape.logprobs() for _ in self.replies]
+        self._around = [self._around_text(index) for index in range(len(self.replies))]
 
-    def whole(self, texts: Sequence[str]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Sequence[Piece]], codec: TextCodec | None) -> dict[str, Any]:
         """The body of an answer that does not stream."""
-        choices = [
-            self.shape.whole(index, text, finish_reason(generation))
-            for index, (text, generation) in enumerate(zip(texts, self.generations, strict=True))
-        ]
+        choices = []
+        for index, (pieces, reply) in enumerate(zip(answers, self.replies, strict=True)):
+            told = [each for piece in pieces if isinstance(piece, Text) for each in piece.logprobs]
+            logprobs = self._logprobs[index].tell(told, codec) if told and codec is not None else None
+            choices.append(_choice(index, self.shape.whole(pieces), reply.finish_reason, logprobs))
         return {**self._head, "object": self.shape.whole_object, "choices": choices, "usage": self.usage()}
 
     def opening(self) -> list[bytes]:
         """The frames before any text."""
-        choices = [self.shape.opening(index) for index in range(len(self.generations))]
-        return [self._framed(choice) for choice in choices if choice is not None]
+        begins = self.shape.opening()
+        return [] if begins is None else [self._framed(_choice(index, begins)) for index in range(len(self.replies))]
 
-    def text(self, index: int, text: str) -> bytes:
-        """A frame with new text."""
-        before, after = self._around[index]
-        return before + _json(text) + after
+    def piece(self, index: int, piece: Piece, codec: TextCodec | None) -> bytes:
+        """A frame with one more piece of a choice."""
+        if isinstance(piece, Text):
+            if not piece.logprobs or codec is None:
+                before, after = self._around[index]
+                return before + _json(piece.text) + after
+            logprobs = self._logprobs[index].tell(piece.logprobs, codec)
+            return self._framed(_choice(index, self.shape.piece(piece), logprobs=logprobs))
+        return self._framed(_choice(index, self.shape.piece(piece)))
 
     def closing(self, index: int) -> bytes:
         """The last frame of a choice, with the generation's figures."""
-        generation = self.generations[index]
+        reply = self.replies[index]
         figures = {
-            "prompt_tokens": generation.prompt_tokens,
-            "generated_tokens": generation.generated_tokens,
-            "first_token_s": generation.first_token_s,
-            "tokens_per_s": generation.tokens_per_s,
+            "prompt_tokens": reply.generation.prompt_tokens,
+            "generated_tokens": reply.generation.generated_tokens,
+            "first_token_s": reply.generation.first_token_s,
+            "tokens_per_s": reply.generation.tokens_per_s,
         }
-        return self._framed(self.shape.closing(index, finish_reason(generation)), omlxd=figures)
+        return self._framed(_choice(index, self.shape.closing(), reply.finish_reason), omlxd=figures)
 
     def counts(self) -> list[bytes]:
         """The frame with the token counts, if it was asked for."""
@@ -149,10 +174,11 @@ class Answer:
 
     def usage(self) -> dict[str, Any]:
         """Token counts of all choices together; `cached_tokens` are those of the prompts that were not run again."""
-        each = len(self.generations) // self.prompts
-        prompt_tokens = sum(generation.prompt_tokens for generation in self.generations[::each])
-        cached_tokens = sum(generation.reused_tokens for generation in self.generations[::each])
-        completion_tokens = sum(generation.generated_tokens for generation in self.generations)
+        generations = [reply.generation for reply in self.replies]
+        each = len(generations) // self.prompts
+        prompt_tokens = sum(generation.prompt_tokens for generation in generations[::each])
+        cached_tokens = sum(generation.reused_tokens for generation in generations[::each])
+        completion_tokens = sum(generation.generated_tokens for generation in generations)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -167,15 +193,8 @@ class Answer:
     def _around_text(self, index: int) -> tuple[bytes, bytes]:
         """The same frame for every token of a choice, in two parts with the text between them."""
         mark = "\0"  # JSON never holds it as it is, so it stands once
-        before, after = self._framed(self.shape.text(index, mark)).split(_json(mark))
+        before, after = self._framed(_choice(index, self.shape.piece(Text(mark)))).split(_json(mark))
         return before, after
-
-
-def finish_reason(generation: Generation) -> str:
-    """Why it ended; raises EngineFailed when it does not say."""
-    if generation.finish_reason is None:
-        raise EngineFailed(f"the request to `{generation.model}` ended without a reason")
-    return generation.finish_reason.value
 
 
 def frame(content: dict[str, Any]) -> bytes:
@@ -183,8 +202,17 @@ def frame(content: dict[str, Any]) -> bytes:
     return b"data: " + _json(content) + b"\n\n"
 
 
-def _delta(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _choice(
+    index: int,
+    said: dict[str, Any],
+    finish_reason: str | None = None,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {"index": index, **said, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _json(content: Any) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,16 +13,18 @@ from starlette.routing import Route
 from omlxd.core.errors import OmlxError
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
-from omlxd.daemon.http_errors import JsonResponse, error_body, internal_error
-from omlxd.daemon.listening import HEARTBEAT_S, close_all, listen, wait_for_first, waiting_for
+from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error
+from omlxd.daemon.listening import HEARTBEAT_S, close_all, hear_pieces, wait_for_first, waiting_for
 from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
 from omlxd.daemon.openai_bodies import AnswerBody, ChatBody, CompletionBody
+from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Generation
-from omlxd.daemon.streams import SERVER_SENT_EVENTS, Stream, while_connected
+from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
+from omlxd.daemon.wish import Options
+from omlxd.engine.protocol import TextCodec
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
-_CLIENT_GONE = 499  # nobody reads it
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -55,16 +57,18 @@ class _OpenAiApi:
     async def chat(self, request: Request) -> Response:
         body = await read_body(request, ChatBody)
         messages = [message.for_template() for message in body.messages]
-        generations = await self._start(body, [{"messages": messages}], body.length)
-        return await self._answer(request, body, Answer(ChatShape(), generations, body.includes_usage))
+        prompt = {"messages": messages, "tools": body.offered_tools, "thinking": body.thinking}
+        generations = await self._start(body, [prompt], body.length)
+        replies = [Reply(generation, tools=body.offered_tools) for generation in generations]
+        return await self._answer(request, body, Answer(ChatShape(), replies, body.includes_usage))
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         prompts = [{"prompt": each} if isinstance(each, str) else {"tokens": each} for each in body.prompts]
         generations = await self._start(body, prompts, body.max_tokens)
-        return await self._answer(
-            request, body, Answer(CompletionShape(), generations, body.includes_usage, len(prompts))
-        )
+        replies = [Reply(generation, is_chat=False) for generation in generations]
+        answer = Answer(CompletionShape(), replies, body.includes_usage, len(prompts))
+        return await self._answer(request, body, answer)
 
     async def _start(
         self, body: AnswerBody, prompts: Sequence[Mapping[str, Any]], max_tokens: int | None
@@ -74,7 +78,8 @@ class _OpenAiApi:
         try:
             for prompt in prompts:
                 for choice in range(body.choices):
-                    options = {"max_tokens": max_tokens, **sampling_options(body, choice)}
+                    options = sampling_options(body, choice)
+                    options["max_tokens"] = max_tokens
                     started.append(self._daemon.pool.generate(body.model, **prompt, **options))
         except OmlxError:
             await close_all(started)
@@ -85,44 +90,56 @@ class _OpenAiApi:
         return await (self._stream(request, answer) if body.stream else self._whole(request, answer))
 
     async def _whole(self, request: Request, answer: Answer) -> Response:
+        generations = [reply.generation for reply in answer.replies]
         try:
-            texts = await while_connected(request, _texts(answer.generations))
+            told = await while_connected(request, self._told(answer.replies))
         finally:
-            await close_all(answer.generations)
-        return Response(status_code=_CLIENT_GONE) if texts is None else JsonResponse(answer.whole(texts))
+            await close_all(generations)
+        if told is None:
+            return Response(status_code=CLIENT_GONE)
+        return JsonResponse(answer.whole(told, self._codec(answer)))
+
+    async def _told(self, replies: Sequence[Reply]) -> list[list[Piece]]:
+        """All that each one says; raises as soon as one has failed."""
+        pieces: list[list[Piece]] = [[] for _ in replies]
+        async with aclosing(hear_pieces(self._daemon.pool.engine, replies)) as heard:
+            async for news in heard:
+                if news is not None and news[1] is not None:
+                    pieces[news[0]].append(news[1])
+        return pieces
 
     async def _stream(self, request: Request, answer: Answer) -> Response:
         """What fails within the first second is a real HTTP status; later it has to be a frame of the stream."""
-        heard = await while_connected(request, wait_for_first(answer.generations, HEARTBEAT_S))
-        failed = next((each.error for each in answer.generations if each.error and not each.generated_tokens), None)
+        generations = [reply.generation for reply in answer.replies]
+        heard = await while_connected(request, wait_for_first(generations, HEARTBEAT_S))
+        failed = next((each.error for each in generations if each.error and not each.generated_tokens), None)
         if heard is None or failed is not None:
-            await close_all(answer.generations)
+            await close_all(generations)
             if failed is not None:
                 raise failed
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
         return Stream(self._frames(answer, request.url.path), SERVER_SENT_EVENTS)
 
     async def _frames(self, answer: Answer, path: str) -> AsyncGenerator[bytes, None]:
-        generations = answer.generations
+        generations = [reply.generation for reply in answer.replies]
         try:
             if not any(each.ended or each.generated_tokens for each in generations):
                 yield self._comment(generations)
-            for piece in answer.opening():
-                yield piece
-            async with aclosing(listen(generations)) as heard:
+            for opening in answer.opening():
+                yield opening
+            async with aclosing(hear_pieces(self._daemon.pool.engine, answer.replies)) as heard:
                 async for news in heard:
                     if news is None:
                         yield self._comment(generations)
-                    elif news.chunk is None:
-                        yield answer.closing(news.index)
-                    elif news.chunk.text:
-                        yield answer.text(news.index, news.chunk.text)
-            for piece in answer.counts():
-                yield piece
+                        continue
+                    index, piece = news
+                    yield answer.closing(index) if piece is None else answer.piece(index, piece, self._codec(answer))
+            for counts in answer.counts():
+                yield counts
         except OmlxError as error:
-            yield frame({"error": error_body(error, path)})
+            yield frame(error_content(error, path))
         except Exception:
-            yield frame({"error": error_body(internal_error(), path)})
+            yield frame(error_content(internal_error(), path))
             raise  # into the log
         finally:
             await close_all(generations)
@@ -132,25 +149,28 @@ class _OpenAiApi:
         """What it waits for; clients skip it, `omlxd run` shows it, and it keeps the connection alive."""
         return f": {waiting_for(self._daemon, generations)}\n\n".encode()
 
+    def _codec(self, answer: Answer) -> TextCodec | None:
+        return self._daemon.pool.engine.codec(answer.replies[0].generation.model)
+
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": int(self._daemon.started_at), "owned_by": "omlxd"}
 
 
-def sampling_options(body: AnswerBody, choice: int) -> dict[str, Any]:
+def sampling_options(body: AnswerBody, choice: int) -> Options:
     """The options of `generate` that say how tokens are chosen; each choice has random numbers of its own."""
-    return {
+    options: Options = {
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
         "seed": None if body.seed is None else (body.seed + choice) % 2**63,
         "stop": body.stops,
+        "top_logprobs": body.told_logprobs,
+        "logit_bias": {int(token): value for token, value in (body.logit_bias or {}).items()},
     }
+    for name in _AS_THEY_ARE:
+        if (value := getattr(body, name)) is not None:
+            options[name] = value
+    return options
 
 
-async def _texts(generations: Sequence[Generation]) -> list[str]:
-    """Each one's whole text; raises as soon as one has failed."""
-    pieces: list[list[str]] = [[] for _ in generations]
-    async with aclosing(listen(generations)) as heard:
-        async for news in heard:
-            if news is not None and news.chunk is not None:
-                pieces[news.index].append(news.chunk.text)
-    return ["".join(each) for each in pieces]
+_AS_THEY_ARE: tuple[
+    Literal["top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"], ...
+] = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

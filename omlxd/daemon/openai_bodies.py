@@ -2,142 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
-from omlxd.daemon.bodies import Body, problem_of, told_by
-from omlxd.daemon.request import MAX_STOPS
+from omlxd.daemon.bodies import Body, problem_of
+from omlxd.daemon.openai_messages import ChatMessage, Tool
+from omlxd.daemon.wish import MAX_STOPS, MAX_TOP_LOGPROBS
 
 MOST_ANSWERS = 64
 """Prompts times `n` of one request."""
 MOST_CHOICES = 16
-
-
-class TextPart(Body):
-    """One part of a message's content; only text is understood."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = str | Annotated[list[TextPart], Field(min_length=1)]
-
-
-def plain(content: Content | None) -> str:
-    """The content as one text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
-
-
-class SystemMessage(Body):
-    """What the model is told to be; `developer` is the newer word for it, which chat templates do not know."""
-
-    role: Literal["system", "developer"]
-    content: Content
-    name: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it."""
-        return {"role": "system", "content": plain(self.content)} | _named(self.name)
-
-
-class UserMessage(Body):
-    """What the user says."""
-
-    role: Literal["user"]
-    content: Content
-    name: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it."""
-        return {"role": "user", "content": plain(self.content)} | _named(self.name)
-
-
-def _json_object(text: str) -> str:
-    try:
-        if isinstance(json.loads(text or "{}"), dict):
-            return text
-    except (ValueError, RecursionError):
-        pass
-    raise PydanticCustomError("json_object", "must be a JSON object, written into a string")
-
-
-class CalledFunction(Body):
-    """Which function was called, with what."""
-
-    name: Annotated[str, Field(min_length=1)]
-    arguments: Annotated[str, AfterValidator(_json_object)]
-
-
-class PastToolCall(Body):
-    """A call that the model made earlier in the conversation."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-    def for_template(self) -> dict[str, Any]:
-        """The call as chat templates take it: with its arguments as an object."""
-        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments or "{}")}
-        return {"id": self.id, "type": "function", "function": function}
-
-
-class AssistantMessage(Body):
-    """What the model said earlier."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    reasoning_content: str | None = None
-    tool_calls: Annotated[list[PastToolCall], Field(min_length=1)] | None = None
-    name: str | None = None
-    refusal: None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls:
-            raise problem_of("content", "must be there unless there are `tool_calls`")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it."""
-        message: dict[str, Any] = {"role": "assistant", "content": plain(self.content)} | _named(self.name)
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        return message
-
-
-class ToolMessage(Body):
-    """What a tool answered."""
-
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str
-    name: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates take it."""
-        message = {"role": "tool", "content": plain(self.content), "tool_call_id": self.tool_call_id}
-        return message | _named(self.name)
-
-
-ChatMessage = Annotated[
-    Annotated[SystemMessage, Tag("as system")]
-    | Annotated[SystemMessage, Tag("as developer")]
-    | Annotated[UserMessage, Tag("as user")]
-    | Annotated[AssistantMessage, Tag("as assistant")]
-    | Annotated[ToolMessage, Tag("as tool")],
-    told_by("role", ("system", "developer", "user", "assistant", "tool")),
-]
-
-
-def _named(name: str | None) -> dict[str, Any]:
-    return {} if name is None else {"name": name}
 
 
 class StreamOptions(Body):
@@ -148,6 +23,7 @@ class StreamOptions(Body):
 
 
 StopText = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
 class AnswerBody(Body):
@@ -157,6 +33,12 @@ class AnswerBody(Body):
     max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -176,6 +58,11 @@ class AnswerBody(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def told_logprobs(self) -> int | None:
+        """How many likeliest tokens to tell beside each token; None to tell nothing."""
+        raise NotImplementedError
+
+    @property
     def choices(self) -> int:
         """How many answers to each prompt."""
         return self.n or 1
@@ -184,6 +71,12 @@ class AnswerBody(Body):
     def includes_usage(self) -> bool:
         """Whether the stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class TemplateOptions(Body):
+    """What chat templates can be told beside the messages."""
+
+    enable_thinking: bool | None = None
 
 
 class ChatBody(AnswerBody):
@@ -197,12 +90,41 @@ class ChatBody(AnswerBody):
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="after")
+    def _likeliest_of_what(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise problem_of("top_logprobs", "needs `logprobs` to be true")
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> ChatBody:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise problem_of("max_completion_tokens", "differs from `max_tokens`; send one of them")
         return self
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """How many likeliest tokens to tell beside each token; None to tell nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def offered_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the model may call, as chat templates take them."""
+        if self.tool_choice == "none":
+            return ()
+        return tuple(tool.model_dump(exclude_none=True) for tool in self.tools or ())
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the model is to reason first; None for its template's way."""
+        return self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs is not None else None
 
     @property
     def length(self) -> int | None:
@@ -222,6 +144,7 @@ class CompletionBody(AnswerBody):
         | Ids
         | Annotated[list[Ids], Field(min_length=1, max_length=MOST_ANSWERS)]
     )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
 
@@ -230,6 +153,11 @@ class CompletionBody(AnswerBody):
         if len(self.prompts) * self.choices > MOST_ANSWERS:
             raise problem_of("n", f"times the number of prompts must be at most {MOST_ANSWERS}")
         return self
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """How many likeliest tokens to tell beside each token; None to tell nothing."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from random import getrandbits
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 from omlxd.core.costs import KvCosts
 from omlxd.core.errors import OmlxError
@@ -37,8 +36,9 @@ from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
 from omlxd.daemon.prefix import PrefixBudget
 from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
-from omlxd.daemon.request import Generation, check_prompt, check_wish
+from omlxd.daemon.request import Generation
 from omlxd.daemon.serving import Serving
+from omlxd.daemon.wish import Options, check_prompt, check_wish
 from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
 
 REST_TIMEOUT_S = 5.0  # a step that takes longer is stuck; nothing is decided on what it shows
@@ -242,11 +242,9 @@ class EnginePool:
         messages: Sequence[Mapping[str, Any]] | None = None,
         prompt: str | None = None,
         tokens: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+        **options: Unpack[Options],
     ) -> Generation:
         """Start a generation and return its stream; the model is loaded for it when it is not resident.
 
@@ -256,9 +254,14 @@ class EnginePool:
         Args:
             name: the model, or an alias.
             messages, prompt, tokens: exactly one of them: a conversation, plain text, token ids.
+            tools: the functions on offer in the conversation, as OpenAI describes them.
+            thinking: whether the model is to reason first, where its chat template knows how; None for its own way.
             max_tokens: at most this many; by default what the context leaves, at most 4096.
-            temperature, top_p, seed: how tokens are chosen; temperature 0 is greedy, no seed is another one each time.
+            temperature, top_p, top_k, min_p, seed: how tokens are chosen; temperature 0 (the default) is greedy, no
+                seed is another one each time.
+            presence_penalty, frequency_penalty, repetition_penalty, logit_bias: see `Sampling`.
             stop: texts that end the answer and are not part of it, at most 16.
+            top_logprobs: tell how likely each token was, and this many likeliest ones; None tells nothing.
 
         Raises:
             UnknownModel: no such model.
@@ -266,8 +269,7 @@ class EnginePool:
             Busy: too many requests wait for this model already; ShuttingDown: nothing new is taken.
         """
         entry = self.resolve(name)
-        wish = check_wish(max_tokens, temperature, top_p, getrandbits(32) if seed is None else seed, stop)
-        asked = check_prompt(messages, prompt, tokens)
+        wish, asked = check_wish(options), check_prompt(messages, prompt, tokens, tools, thinking)
         self._check_admitting()
         if entry.waiting >= self._max_waiting:
             raise too_many_wait(entry.name, entry.waiting)
@@ -276,6 +278,23 @@ class EnginePool:
         generation = Generation(f"r{order}", entry.name, self, self.clock, order)
         self._serving.begin(entry, generation, asked, wish)
         return generation
+
+    async def count_tokens(
+        self,
+        name: str,
+        *,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> int:
+        """How many tokens the conversation has as a prompt; the model is not loaded for it, only its tokenizer.
+
+        Raises:
+            UnknownModel: no such model.
+            InvalidRequest: the conversation is empty, its template refuses it, or it is beyond the context by far.
+            LoadFailed: there is no tokenizer that can be used.
+        """
+        return await self._serving.count(self.resolve(name), check_prompt(messages, None, None, tools, thinking))
 
     def abort(self, request_id: str, reason: str) -> bool:
         """End a request with one clear error now; its memory is back after the next step. False when there is none."""

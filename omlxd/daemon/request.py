@@ -4,127 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from omlxd.core.errors import ContextExceeded, InvalidRequest, OmlxError
+from omlxd.core.errors import OmlxError
 from omlxd.core.states import FinishReason, RequestState, RequestView
-from omlxd.daemon.system_segment import system_tokens
-from omlxd.engine.protocol import Sampling, TextCodec
-
-DEFAULT_MAX_TOKENS = 4096
-MAX_STOPS = 16
+from omlxd.engine.protocol import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New text, and the number of tokens behind it (text may be empty: half a character, a possible stop)."""
+    """New text, and the number of tokens behind it (text may be empty: half a character, a possible stop).
+
+    `logprobs` tells how likely each of them was, when that was asked for.
+    """
 
     text: str
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A prompt as tokens; the first `shared_tokens` of them are likely to begin other prompts too."""
-
-    tokens: tuple[int, ...]
-    shared_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What is to be continued: exactly one of a conversation, plain text or token ids."""
-
-    messages: tuple[Mapping[str, Any], ...] | None = None
-    text: str | None = None
-    tokens: tuple[int, ...] | None = None
-
-    @property
-    def characters(self) -> int:
-        """Length of its text; 0 when it came as tokens."""
-        if self.messages is not None:
-            return sum(len(str(message.get("content") or "")) for message in self.messages)
-        return len(self.text or "")
-
-    def encode(self, codec: TextCodec) -> Encoded:
-        """The prompt's tokens, all within the vocabulary; slow for long prompts, so call it in a thread.
-
-        Raises:
-            InvalidRequest: it has no tokens, an id is beyond the vocabulary, or the chat template refuses it.
-        """
-        if self.messages is not None:
-            tokens = tuple(codec.encode_chat(self.messages))
-        elif self.text is not None:
-            tokens = tuple(codec.encode_text(self.text))
-        else:
-            tokens = self.tokens or ()
-        if not tokens:
-            raise InvalidRequest("the prompt has no tokens", hint="send at least one character")
-        worst = max(tokens) if min(tokens) >= 0 else min(tokens)
-        if not 0 <= worst < codec.vocab_size:
-            raise InvalidRequest(
-                f"token id {worst} is not in the vocabulary of {codec.vocab_size} tokens",
-                hint="send text, or ids made with this model's tokenizer",
-                details={"token": worst, "vocab_size": codec.vocab_size},
-            )
-        return Encoded(tokens, system_tokens(self.messages or (), tokens, codec))
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a request asks for beyond its prompt, checked."""
-
-    sampling: Sampling
-    max_tokens: int | None
-    stop: tuple[str, ...]
-
-
-def check_prompt(
-    messages: Sequence[Mapping[str, Any]] | None, prompt: str | None, tokens: Sequence[int] | None
-) -> Prompt:
-    """The prompt of `generate`; raises InvalidRequest unless exactly one of the three is given and not empty."""
-    if sum(given is not None for given in (messages, prompt, tokens)) != 1:
-        raise InvalidRequest("give exactly one of `messages`, `prompt` and `tokens`")
-    if tokens is not None and not all(type(token) is int for token in tokens):
-        raise InvalidRequest("`tokens` must be whole numbers")
-    if not (messages or prompt or tokens):
-        raise InvalidRequest("the prompt is empty", hint="send at least one character")
-    return Prompt(None if messages is None else tuple(messages), prompt, None if tokens is None else tuple(tokens))
-
-
-def check_wish(max_tokens: int | None, temperature: float, top_p: float, seed: int, stop: str | Sequence[str]) -> Wish:
-    """The options of `generate`; raises InvalidRequest with the option's name in `details["param"]`."""
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    for param, good, must in (
-        ("max_tokens", max_tokens is None or max_tokens >= 1, "at least 1"),
-        ("temperature", 0 <= temperature <= 2, "between 0 and 2"),
-        ("top_p", 0 < top_p <= 1, "above 0 and at most 1"),
-        ("stop", len(stops) <= MAX_STOPS and all(stops), f"at most {MAX_STOPS} strings, none of them empty"),
-    ):
-        if not good:
-            raise InvalidRequest(f"`{param}` must be {must}", details={"param": param})
-    return Wish(Sampling(temperature=temperature, top_p=top_p, seed=seed), max_tokens, stops)
-
-
-def tokens_left(model: str, prompt_tokens: int, max_tokens: int | None, context_length: int | None) -> int:
-    """How many tokens may be generated: what was asked for, but no more than the context leaves.
-
-    Raises:
-        ContextExceeded: the prompt and one token are longer than the context.
-    """
-    if context_length is None:
-        return max_tokens or DEFAULT_MAX_TOKENS
-    left = context_length - prompt_tokens
-    if left < 1:
-        raise ContextExceeded(
-            f"the prompt has {prompt_tokens} tokens and `{model}` has a context of {context_length},"
-            " of which the answer needs at least 1",
-            hint=f"shorten the prompt by {1 - left} tokens or more",
-            details={"prompt_tokens": prompt_tokens, "context_length": context_length},
-        )
-    return min(max_tokens or DEFAULT_MAX_TOKENS, left)
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Owner(Protocol):
@@ -143,6 +41,7 @@ class Generation:
         id: short and unique while the process lives.
         model: the entry's name.
         state: waiting, prefill, decode, parked, finished or aborted.
+        prompt: its token ids, once they are known.
         order: its place among all requests of the pool, in the order they came.
         prompt_tokens, prefilled_tokens, generated_tokens: counts so far.
         generated: the tokens of the answer so far.
@@ -151,6 +50,7 @@ class Generation:
         reused_tokens: how many of the prompt's tokens an earlier request had run.
         shared_tokens: how many of them are likely to begin other prompts too.
         finish_reason: set when it ended well.
+        stop: the stop sequence that ended it, if one did.
         error: set when it did not.
     """
 
@@ -159,6 +59,7 @@ class Generation:
         self.order = order
         self.model = model
         self.state = RequestState.WAITING
+        self.prompt: tuple[int, ...] = ()
         self.prompt_tokens = 0
         self.prefilled_tokens = 0
         self.generated: list[int] = []
@@ -168,6 +69,7 @@ class Generation:
         self.parks = 0
         self.parked_at_s: float | None = None
         self.finish_reason: FinishReason | None = None
+        self.stop: str | None = None
         self.error: OmlxError | None = None
         self.stays = 0  # how often it was given to the engine
         self.started = False  # the engine has told something about it
@@ -286,7 +188,13 @@ class Generation:
                 self.reused_tokens = reused
             self.state = RequestState.PREFILL
 
-    def push(self, text: str, tokens: int, token_ids: Sequence[int] = ()) -> None:
+    def push(
+        self,
+        text: str,
+        tokens: int,
+        token_ids: Sequence[int] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
         """New text arrived."""
         if self.ended:
             return
@@ -300,7 +208,7 @@ class Generation:
         self.prefilled_tokens = self.prompt_tokens
         self.generated += token_ids
         self.generated_tokens += tokens
-        self._chunks.append(Chunk(text, tokens))
+        self._chunks.append(Chunk(text, tokens, logprobs))
         self._news.set()
 
     def park(self) -> None:

@@ -19,10 +19,12 @@ from omlxd.core.errors import (
 from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.model_files import model_folder
 from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
-from omlxd.daemon.request import Generation, Prompt, Wish, tokens_left
+from omlxd.daemon.request import Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
-from omlxd.engine.protocol import GenerationOrder
+from omlxd.daemon.wish import Prompt, Wish, tokens_left
+from omlxd.engine.protocol import GenerationOrder, LoadOrder, TextCodec
 
 if TYPE_CHECKING:
     from omlxd.daemon.load_ticket import OnProgress
@@ -102,6 +104,20 @@ class Serving:
             if request is None:
                 return  # it was loaded; that another load may want its memory already is no reason to load it again
 
+    async def count(self, entry: EnginePoolEntry, asked: Prompt) -> int:
+        """The tokens of a prompt; of a model that was never loaded the tokenizer is read for it."""
+        engine, settings = self._pool.engine, entry.settings
+
+        def read() -> TextCodec:
+            return engine.read_codec(
+                LoadOrder(0, entry.name, str(model_folder(settings)), max_context=settings.max_context)
+            )
+
+        codec = engine.codec(entry.name)
+        if codec is None:
+            codec = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        return len((await tokenize(self._threads, entry.name, asked, codec)).tokens)
+
     async def close(self) -> None:
         """End all with ShuttingDown, without waiting for the engine."""
         for generation in self._pool.generations:
@@ -135,7 +151,8 @@ class Serving:
         if request.tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
             encoded = await tokenize(self._threads, entry.name, request.asked, codec)
             request.tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
-            generation.prompt_tokens = len(request.tokens)
+            generation.prompt, generation.prompt_tokens = request.tokens, len(request.tokens)
+            request.wish.check(codec.vocab_size)
             tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
         if request.tokens is not None:
             pool.door.check(entry, generation, len(request.tokens) + len(generation.generated))
@@ -189,6 +206,7 @@ class Serving:
             wish.stop,
             generated=tuple(generation.generated),
             shared_tokens=generation.shared_tokens,
+            top_logprobs=wish.top_logprobs,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:

@@ -14,6 +14,8 @@ T = TypeVar("T")
 NDJSON = "application/x-ndjson"
 SERVER_SENT_EVENTS = "text/event-stream"
 PIECES_AT_ONCE = 16
+CLIENT_GONE = 499
+"""The status of an answer that nobody reads."""
 
 
 class Stream(Response):

@@ -13,7 +13,12 @@ LEAST_CHARACTERS = 64
 """Of system text: less is run faster than it is looked for."""
 
 
-def system_tokens(messages: Sequence[Mapping[str, Any]], tokens: Sequence[int], codec: TextCodec) -> int:
+def system_tokens(
+    messages: Sequence[Mapping[str, Any]],
+    tokens: Sequence[int],
+    codec: TextCodec,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> int:
     """How many of a conversation's `tokens` its system messages take; 0 without any, or when that cannot be told.
 
     Templates differ in what they make of a system message, some put it into the first turn, and tokens reach over the
@@ -26,7 +31,7 @@ def system_tokens(messages: Sequence[Mapping[str, Any]], tokens: Sequence[int], 
     following = messages[len(system)] if len(system) < len(messages) else {"role": "user", "content": ""}
     other = "1" if str(following.get("content") or "").startswith("0") else "0"
     try:
-        probe = codec.encode_chat([*system, {"role": following.get("role", "user"), "content": other}])
+        probe = codec.encode_chat([*system, {"role": following.get("role", "user"), "content": other}], tools)
     except InvalidRequest:  # some templates want a turn to be answered, or more of them
         return 0
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(probe, tokens, strict=False)))

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 from omlxd.core.errors import ContextExceeded
-from omlxd.daemon.request import Encoded, Prompt
+from omlxd.daemon.wish import Encoded, Prompt
 from omlxd.engine.protocol import TextCodec
 
 T = TypeVar("T")

@@ -78,7 +78,7 @@ class PlanExecutor:
         self._load: SlicedLoad | None = None
         self._last_order = 0
         self._ended: set[str] = set()
-        self._finished: list[tuple[str, FinishReason]] = []
+        self._finished: list[tuple[str, FinishReason, str | None]] = []
         self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
         self._seq = 0
@@ -102,6 +102,7 @@ class PlanExecutor:
         """
         decoding = [model for model in self._models.values() if model.decoding and self._is_granted(model)]
         for model in decoding:
+            self._leave_room()
             self._decode(model)
             yield
         if self._take_turn(bool(decoding)):
@@ -124,6 +125,7 @@ class PlanExecutor:
         if load and turn.index == len(prompts):
             self._load_slice(load, turn)
         else:
+            self._leave_room()
             self._prefill(*prompts[turn.index], turn)
         return True
 
@@ -210,6 +212,19 @@ class PlanExecutor:
         self.measure_kv(now=True)
         self.events += [RequestGone(self.next_seq(), request) for request in gone]
         self.events.append(Unloaded(self.next_seq(), name, self._gauges.read(at_rest=True)))
+
+    def _leave_room(self) -> None:
+        """Before a step: MLX's buffer cache may take only what the step leaves of the hard limit.
+
+        A step frees buffers and takes others of sizes that it cannot reuse: what it holds and what it has freed add up,
+        and passed the hard limit by 2.8 MB in the middle of a step that had been promised all that was left.
+        """
+        hard, transient = self._plan.limits.hard_bytes, self._plan.transient_bytes
+        if hard and transient and self._gauges.cap_cache(hard - self._gauges.active_bytes() - transient):
+            import mlx.core as mx
+
+            mlxlm.synchronize()
+            mx.clear_cache()
 
     def keep_under_hard(self) -> None:
         """Give MLX's buffer cache back when `active + cache` is above the hard limit (rung 1)."""
@@ -342,16 +357,18 @@ class PlanExecutor:
         text, reason = request.accept(token)
         name = request.order.request
         ids = () if token in request.end_ids else (token,)
-        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids))
+        logprob = request.logprob()
+        logprobs = (logprob,) if logprob is not None and ids else ()
+        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids, logprobs))
         if reason is None:
             return True
         self._ended.add(name)
-        self._finished.append((name, reason))
+        self._finished.append((name, reason, request.text.stopped_by))
         return False
 
     def _report_finished(self) -> None:
         # Only after the step, when the KV caches of those who finished in it are free.
-        self.events += [Finished(self.next_seq(), name, reason) for name, reason in self._finished]
+        self.events += [Finished(self.next_seq(), name, reason, stop) for name, reason, stop in self._finished]
         self._finished.clear()
 
     def _ensure_started(self) -> None:

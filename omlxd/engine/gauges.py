@@ -147,7 +147,7 @@ class Gauges:
         self._overheads = (0,) * SAMPLES  # replaced, never changed: two threads read it
         self._unsettled_until = 0.0
         self._sampled_at = float("-inf")
-        self._default_cache_limit = 0
+        self._default_cache_limit = self._cache_room_bytes = 0
         self._system: tuple[float, int, int] = (-1.0, 0, 0)
 
     def attach(self) -> None:
@@ -194,7 +194,16 @@ class Gauges:
         room = self._default_cache_limit
         if limits.soft_bytes and limits.hard_bytes:
             room = min(room, max(0, limits.hard_bytes - limits.soft_bytes) // 2)
-        self._mx.set_cache_limit(min(room, CACHE_CEILING_BYTES))
+        self._cache_room_bytes = min(room, CACHE_CEILING_BYTES)
+        self._mx.set_cache_limit(self._cache_room_bytes)
+
+    def cap_cache(self, room_bytes: int) -> bool:
+        """Let MLX's cache take at most `room_bytes`, and what the limits allow; True when it holds more already."""
+        if not self._mx:
+            return False
+        allowed_bytes = max(0, min(room_bytes, self._cache_room_bytes))
+        self._mx.set_cache_limit(allowed_bytes)
+        return self.cache_bytes() > allowed_bytes
 
     def unsettle(self) -> None:
         """A load or unload goes on or just ended: the footprint lags, so do not believe it for a while."""

@@ -116,29 +116,12 @@ class SlicedLoad:
         self._arrays = arrays
 
     def _read_codec(self, folder: Path, config: dict[str, Any]) -> ChatCodec:
-        stamp = tuple(
-            (path.name, path.stat().st_mtime_ns, path.stat().st_size)
-            for path in sorted(folder.iterdir())
-            if path.suffix in {".json", ".jinja", ".model", ".tiktoken", ".txt"}
-        )
+        stamp = _stamp(folder)
         known = self._warm.get(self.order.path)
         if known and known[0] == (stamp, self.order.max_context):
             return known[1]
         before = self._gauges.backend.footprint_bytes()
-        try:
-            tokenizer = mlxlm.load_tokenizer(folder, config)
-            codec = ChatCodec(
-                tokenizer, _vocab_size(config, tokenizer), _context_length(config, self.order.max_context)
-            )
-            codec.encode_text("warm up")  # also proves that it works
-        except Exception as error:  # tokenizers raise their own kinds, down to plain Exception
-            if not all((folder / name).is_file() for name, *_ in stamp):
-                raise _disappeared(self.order) from None  # without the files mlx-lm takes the path for a hub name
-            raise LoadFailed(
-                f"cannot load `{self.order.model}`: the tokenizer cannot be used: {_one_line(error)}",
-                hint="download the tokenizer files of the model again",
-                details={"kind": "bad_tokenizer", "path": self.order.path},
-            ) from None
+        codec = _make_codec(folder, config, self.order, stamp)
         self._gauges.grow_base(self._gauges.backend.footprint_bytes() - before)
         self._warm[self.order.path] = ((stamp, self.order.max_context), codec)
         return codec
@@ -161,6 +144,49 @@ class SlicedLoad:
                     "hard_limit_bytes": limits.hard_bytes,
                 },
             )
+
+
+def read_codec(order: LoadOrder) -> ChatCodec:
+    """The tokenizer of a model folder without the model; takes up to seconds, so call it in a thread of its own.
+
+    Raises:
+        LoadFailed: the folder has no config or no tokenizer that can be used.
+    """
+    folder = Path(order.path)
+    mlxlm.import_libraries()
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return _make_codec(folder, config, order, _stamp(folder))
+    except OmlxError:
+        raise
+    except Exception as error:
+        raise explain(error, order) from None
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    return tuple(
+        (path.name, path.stat().st_mtime_ns, path.stat().st_size)
+        for path in sorted(folder.iterdir())
+        if path.suffix in {".json", ".jinja", ".model", ".tiktoken", ".txt"}
+    )
+
+
+def _make_codec(
+    folder: Path, config: dict[str, Any], order: LoadOrder, stamp: tuple[tuple[str, int, int], ...]
+) -> ChatCodec:
+    try:
+        tokenizer = mlxlm.load_tokenizer(folder, config)
+        codec = ChatCodec(tokenizer, _vocab_size(config, tokenizer), _context_length(config, order.max_context))
+        codec.encode_text("warm up")  # also proves that it works
+    except Exception as error:  # tokenizers raise their own kinds, down to plain Exception
+        if not all((folder / name).is_file() for name, *_ in stamp):
+            raise _disappeared(order) from None  # without the files mlx-lm takes the path for a hub name
+        raise LoadFailed(
+            f"cannot load `{order.model}`: the tokenizer cannot be used: {_one_line(error)}",
+            hint="download the tokenizer files of the model again",
+            details={"kind": "bad_tokenizer", "path": order.path},
+        ) from None
+    return codec
 
 
 def next_slice(arrays: list[mx.array], slice_bytes: int) -> list[mx.array]:

@@ -11,13 +11,15 @@ import copy
 import gc
 import glob
 import resource
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omlxd.engine.protocol import Sampling
+from omlxd.engine.sampling import Sampler, ShapingSampler
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 NO_LIMIT_TOKENS = 1 << 40
 """max_tokens for mlx-lm: our requests count their own, so that a finished one never leaves lazy caches behind."""
 
-_GOLDEN = 0x9E3779B97F4A7C15
+
+_importing = threading.Lock()  # the engine's thread, and a thread that reads a tokenizer
 
 
 def import_libraries() -> None:
@@ -36,16 +39,19 @@ def import_libraries() -> None:
     garbage collector is told to leave it out: an unload's collection takes microseconds, not 130 ms with the
     interpreter's lock held.
     """
-    set_rlimit = resource.setrlimit
-    resource.setrlimit = lambda *_: None
-    try:
-        import mlx_lm.generate
-        import mlx_lm.sample_utils
-        import mlx_lm.utils  # noqa: F401
-    finally:
-        resource.setrlimit = set_rlimit
-    gc.collect()
-    gc.freeze()
+    with _importing:
+        if "mlx_lm.utils" in sys.modules:
+            return
+        set_rlimit = resource.setrlimit
+        resource.setrlimit = lambda *_: None
+        try:
+            import mlx_lm.generate
+            import mlx_lm.sample_utils
+            import mlx_lm.utils  # noqa: F401
+        finally:
+            resource.setrlimit = set_rlimit
+        gc.collect()
+        gc.freeze()
 
 
 def stream() -> Any:
@@ -230,31 +236,6 @@ def _leaves(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-Sampler = Callable[[Any], Any]
-
-
-def make_sampler(sampling: Sampling, position: int = 0) -> Sampler:
-    """Greedy at temperature 0; else random numbers that depend on the seed and the position in the answer alone.
-
-    mlx-lm's samplers draw from MLX's global random state, where one request's tokens depend on its neighbours.
-    """
-    import mlx.core as mx
-    from mlx_lm.sample_utils import apply_top_p, greedy_sampler
-
-    if sampling.temperature <= 0:
-        return greedy_sampler  # type: ignore[no-any-return]
-
-    def sample(logprobs: mx.array) -> mx.array:
-        nonlocal position
-        key = mx.random.key((sampling.seed + _GOLDEN * position) & 0xFFFF_FFFF_FFFF_FFFF)
-        position += 1
-        if 0 < sampling.top_p < 1:
-            logprobs = apply_top_p(logprobs, sampling.top_p)
-        return mx.random.categorical(logprobs * (1 / sampling.temperature), key=key)
-
-    return sample
-
-
 class LoneDecode:
     """One request that decodes on its own plain cache: on a GPU nearly twice as fast as a batch of one.
 
@@ -274,6 +255,8 @@ class LoneDecode:
         import mlx.core as mx
 
         logits = self._model(token[None], cache=self.cache)[:, -1, :]
+        if isinstance(self._sampler, ShapingSampler):
+            logits = self._sampler.shape(logits)
         return self._sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 
     def step(self) -> int:
@@ -326,6 +309,7 @@ class DecodeBatch:
             caches=[cache] if cache is not None else None,
             all_tokens=[list(seen)],
             samplers=[sampler],
+            logits_processors=[[_processor(sampler)] if isinstance(sampler, ShapingSampler) else []],
         )
         self.rows += 1
         return int(uid)
@@ -361,6 +345,10 @@ class DecodeBatch:
         self._generator.close()
         self._generator = None
         self.rows = 0
+
+
+def _processor(sampler: ShapingSampler) -> Callable[[Any, Any], Any]:
+    return lambda _tokens, logits: sampler.shape(logits)  # it counts its tokens by itself
 
 
 def release_memory() -> None:

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.memory import MemoryReading
+from omlxd.core.reply import ReplyFormat
 from omlxd.core.states import FinishReason
 
 MIB = 1024 * 1024
@@ -65,11 +66,33 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen; temperature 0 is greedy. The seed and the position fix the random numbers."""
+    """How the next token is chosen; temperature 0 is greedy. The seed and the position fix the random numbers.
+
+    Attributes:
+        top_k: only this many of the likeliest tokens; 0 for all.
+        min_p: only tokens at least this probable, as a share of the likeliest one's probability.
+        presence_penalty, frequency_penalty: taken off the logits of tokens that were generated before, once and for
+            each time.
+        repetition_penalty: divides the positive and multiplies the negative logits of tokens that were in the prompt
+            or generated; 1 changes nothing.
+        logit_bias: (token id, what is added to its logit); ids are within the vocabulary.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether the logits change before the choice."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.logit_bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +105,7 @@ class GenerationOrder:
             their text is told again.
         shared_tokens: so many tokens at the start of the prompt are likely to begin other prompts too (the system
             segment); 0 when nothing is known.
+        top_logprobs: tell with each token its log probability and those of this many likeliest tokens; None tells none.
         prefill_chunk_tokens: what was reserved for one prefill step of this prompt; None takes the plan's.
     """
 
@@ -94,6 +118,7 @@ class GenerationOrder:
     prefill_chunk_tokens: int | None = None
     generated: tuple[int, ...] = ()
     shared_tokens: int = 0
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +132,8 @@ class Plan:
             grants more. A model that is not named is not bounded.
         cache_drops: how often MLX's buffer cache was to be given back so far; when it has grown, the engine collects
             garbage and gives it back before its next step, also when it is idle.
+        transient_bytes: the most that one step may hold in passing; MLX's buffer cache leaves so much of the hard limit
+            free before each step. 0 when nothing was promised.
         prefix_cache_bytes: what the prefix caches of all models may hold together; trimmed to it, least recently used
             first, before the plan's new requests take a step. 0 keeps none.
     """
@@ -120,6 +147,7 @@ class Plan:
     seen_seq: int = 0
     granted_tokens: Mapping[str, int] = field(default_factory=dict)
     cache_drops: int = 0
+    transient_bytes: int = 0
     prefix_cache_bytes: int = 0
 
 
@@ -212,24 +240,41 @@ class NeedsBlock(EngineEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was, before penalties and bias: its natural log probability, and (id, log probability) of the
+    likeliest ones, likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generated(EngineEvent):
     """New text of a request; `tokens` counts the tokens behind it (text may lag: multi-byte characters, stops).
 
-    `token_ids` are those tokens; a later order may bring them back as `GenerationOrder.generated`.
+    `token_ids` are those tokens; a later order may bring them back as `GenerationOrder.generated`;
+    `logprobs` tells of each of them, when the order asks for it.
     """
 
     request: str
     text: str
     tokens: int
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished(EngineEvent):
-    """The request ended well; its KV cache is free. Nothing follows for it."""
+    """The request ended well; its KV cache is free. Nothing follows for it.
+
+    `stop` is the stop sequence that ended it, if one did.
+    """
 
     request: str
     reason: FinishReason
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +326,14 @@ Post = Callable[[Sequence[EngineEvent]], None]
 """How events reach the loop; called on the engine's thread, must not block (`call_soon_threadsafe`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCallText:
+    """A call of a tool as the model wrote it: the tool's name, and its arguments as a JSON object in a text."""
+
+    name: str
+    arguments: str
+
+
 class TextCodec(Protocol):
     """A model's tokenizer and chat template; stays after the model is unloaded. Safe to use from any thread."""
 
@@ -292,12 +345,31 @@ class TextCodec(Protocol):
         """Tokens the model was made for, or less where the manifest says so; None when unknown."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Prompt tokens of a conversation. Raises InvalidRequest when the template refuses it."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> list[int]:
+        """Prompt tokens of a conversation, with the tools on offer; `thinking` asks templates that know it (None: the
+        template's way). Raises InvalidRequest when the template refuses it or knows no tools.
+        """
         ...
 
     def encode_text(self, text: str) -> list[int]:
         """Prompt tokens of plain text, with the special tokens the tokenizer adds."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """One token as text; half a character is U+FFFD."""
+        ...
+
+    def reply_format(self, prompt: Sequence[int], *, with_tools: bool) -> ReplyFormat:
+        """How the model marks the parts of its reply to this prompt."""
+        ...
+
+    def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCallText]:
+        """The calls in the text between a tool call's markers; empty when the text is none. May take a while."""
         ...
 
 
@@ -345,7 +417,14 @@ class Engine(Protocol):
         ...
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded at least once, else None."""
+        """The tokenizer of a model that was loaded, or whose tokenizer was read, at least once, else None."""
+        ...
+
+    def read_codec(self, order: LoadOrder) -> TextCodec:
+        """Read the tokenizer of a model folder without the model; blocks, for up to seconds, so call it in a thread.
+
+        Raises LoadFailed.
+        """
         ...
 
     def device_cap(self) -> tuple[int, str] | None:

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 from omlxd.core.states import FinishReason
-from omlxd.engine import mlxlm
+from omlxd.engine import mlxlm, sampling
 from omlxd.engine.loader import LoadedModel
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.protocol import EngineLimits, GenerationOrder
+from omlxd.engine.protocol import EngineLimits, GenerationOrder, TokenLogprob
+from omlxd.engine.sampling import Sampler, ShapingSampler
 from omlxd.engine.text import StreamText
 
 
@@ -29,7 +30,7 @@ class Running:
     """
 
     order: GenerationOrder
-    sampler: mlxlm.Sampler
+    sampler: Sampler
     text: StreamText
     end_ids: frozenset[int]
     came_s: float = 0.0
@@ -58,6 +59,15 @@ class Running:
     def length_tokens(self) -> int:
         """Tokens in its KV cache while it decodes."""
         return len(self.order.prompt) + self.generated
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """All tokens so far, the last of the answer included."""
+        return (*self.tokens, *self.answer)
+
+    def logprob(self) -> TokenLogprob | None:
+        """How likely the token was that was taken last, if that is to be told; asked for once per token."""
+        return self.sampler.report() if isinstance(self.sampler, ShapingSampler) else None
 
     def accept(self, token: int) -> tuple[str, FinishReason | None]:
         """Count a token and return the text that is certain now, and why the request is over if it is."""
@@ -115,7 +125,7 @@ class ResidentModel:
 
     def add(self, order: GenerationOrder, now_s: float) -> None:
         """Queue a request."""
-        sampler = mlxlm.make_sampler(order.sampling, position=len(order.generated))
+        sampler = sampling.sampler_of(order)
         text = self.codec.stream_text(order.stop)
         request = Running(order, sampler, text, self.codec.end_ids, came_s=now_s, moved_s=now_s)
         request.reused = self._prefixes.reusable(self.name, request.tokens)
@@ -201,7 +211,7 @@ class ResidentModel:
                 if not take(self._rows[uid], token):
                     ended.append(uid)
             for uid in ended:
-                self._keep(self._rows[uid], partial(self._batch.extract, uid))
+                self._prefixes.keep(self.name, self._rows[uid].history, partial(self._batch.extract, uid))
             self._drop_rows(ended)
 
     def remove(self, requests: set[str]) -> list[str]:
@@ -286,6 +296,8 @@ class ResidentModel:
             if take(request, token):
                 request.uid = self._open_batch().insert([token], request.sampler, cache)
                 self._rows[request.uid] = request
+            else:  # its last token was not run
+                self._prefixes.keep(self.name, request.history[:-1], partial(list, cache))
 
     def _open_batch(self) -> mlxlm.DecodeBatch:
         if self._batch is None:
@@ -295,11 +307,7 @@ class ResidentModel:
     def _end_lone(self, request: Running, lane: mlxlm.LoneDecode) -> None:
         cache = lane.cache
         self._drop_lone(request.order.request)
-        self._keep(request, lambda: cache)
-
-    def _keep(self, request: Running, take_cache: Callable[[], list[Any]]) -> None:
-        """Keep what a request that ended well has run: its prompt and all tokens of its answer."""
-        self._prefixes.keep(self.name, (*request.tokens, *request.answer), take_cache)
+        self._prefixes.keep(self.name, request.history, partial(list, cache))
 
     def _drop_lone(self, request: str) -> None:
         running, lane = self._lone.pop(request)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omlxd.core.errors import InvalidRequest
+from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, ReplyFormat, longest_prefix_at_end
+from omlxd.core.wording import shown
+from omlxd.engine.protocol import ToolCallText
 
 
 class ChatCodec:
@@ -39,21 +43,35 @@ class ChatCodec:
         """Token ids that end a generation."""
         return frozenset(self._tokenizer.eos_token_ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> list[int]:
         """Prompt tokens of a conversation, by the model's own template, or plain `role: text` lines without one."""
+        if tools and not self._tokenizer.has_tool_calling:
+            raise InvalidRequest(
+                "`tools`: this model's chat template knows no tools",
+                hint="leave `tools` out, or ask a model that was made for them",
+                details={"param": "tools"},
+            )
         if not self._tokenizer.has_chat_template:
             lines = [f"{message['role']}: {message['content']}" for message in messages]
             return self.encode_text("\n".join([*lines, "assistant:"]))
+        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        if thinking is not None:
+            options["enable_thinking"] = thinking
         from jinja2.exceptions import TemplateError
 
         try:
             with self._lock:
                 ids = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], add_generation_prompt=True
+                    [dict(message) for message in messages], add_generation_prompt=True, **options
                 )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:  # templates add texts to what is none
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}",
+                f"the model's chat template refuses these messages: {shown(str(error))}",
                 hint="check the order of the roles; some models take no system message",
             ) from None
         return [int(token) for token in ids]
@@ -62,6 +80,45 @@ class ChatCodec:
         """Prompt tokens of plain text."""
         with self._lock:
             return [int(token) for token in self._tokenizer.encode(text)]
+
+    def token_text(self, token: int) -> str:
+        """One token as text; half a character is U+FFFD."""
+        with self._lock:
+            return str(self._tokenizer.decode([token]))
+
+    def reply_format(self, prompt: Sequence[int], *, with_tools: bool) -> ReplyFormat:
+        """How the model marks the parts of its reply to this prompt, which may have begun its reasoning already."""
+        tokenizer = self._tokenizer
+        transitions = {state: list(edges) for state, edges in tokenizer.response_transitions.items()}
+        normal = transitions.setdefault(ANSWER, [])
+        normal += [(marker, ANSWER) for marker in tokenizer.structural_markers]
+        start = tokenizer.response_initial_state or ANSWER
+        if tokenizer.has_thinking:
+            normal.append((tokenizer.think_start, REASONING))
+            transitions.setdefault(REASONING, []).append((tokenizer.think_end, ANSWER))
+            if tokenizer.rfind_think_start(prompt) > tokenizer.rfind_think_end(prompt):
+                start = REASONING
+        if with_tools and tokenizer.has_tool_calling:
+            for state in (ANSWER, REASONING) if tokenizer.has_thinking else (ANSWER,):
+                transitions[state].append((tokenizer.tool_call_start, TOOL_CALL))
+            if tokenizer.tool_call_end:
+                transitions[TOOL_CALL] = [(tokenizer.tool_call_end, ANSWER)]
+        return ReplyFormat(start, {state: edges for state, edges in transitions.items() if edges})
+
+    def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCallText]:
+        """The calls in the text between a tool call's markers; empty when the text is none.
+
+        The parsers are mlx-lm's, one for each family of models, and raise what they like.
+        """
+        try:
+            parsed = self._tokenizer.tool_parser(text, [dict(tool) for tool in tools])
+            calls = [
+                ToolCallText(str(call["name"]), json.dumps(_arguments(call), ensure_ascii=False, allow_nan=False))
+                for call in (parsed if isinstance(parsed, list) else [parsed])
+            ]
+        except Exception:
+            return []
+        return calls if all(call.name for call in calls) else []
 
     def stream_text(self, stop: Sequence[str]) -> StreamText:
         """A fresh detokenizer for one request."""
@@ -73,12 +130,16 @@ class StreamText:
     """Turns token ids into text piece by piece and ends it at the first stop sequence.
 
     Text that could still become a stop sequence is held back until it cannot.
+
+    Attributes:
+        stopped_by: the stop sequence that was completed; None before.
     """
 
     def __init__(self, detokenizer: Any, stop: Sequence[str]) -> None:
         self._detokenizer = detokenizer
         self._stop = tuple(word for word in stop if word)
         self._held = ""
+        self.stopped_by: str | None = None
 
     def add(self, token: int) -> tuple[str, bool]:
         """Text that is certain now, and whether a stop sequence was completed (it is not part of the text)."""
@@ -96,21 +157,19 @@ class StreamText:
         if not self._stop:
             return piece, False
         text = self._held + piece
-        hits = [at for at in (text.find(word) for word in self._stop) if at >= 0]
+        hits = [(at, word) for word in self._stop if (at := text.find(word)) >= 0]
         if hits:
             self._held = ""
-            return text[: min(hits)], True
-        keep = longest_stop_prefix(text, self._stop)
+            at, self.stopped_by = min(hits)
+            return text[:at], True
+        keep = longest_prefix_at_end(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
 
-def longest_stop_prefix(text: str, stop: Sequence[str]) -> int:
-    """Length of the longest end of `text` with which one of the stop sequences begins (0 when none)."""
-    longest = 0
-    for word in stop:
-        for size in range(min(len(word) - 1, len(text)), longest, -1):
-            if text.endswith(word[:size]):
-                longest = size
-                break
-    return longest
+def _arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = call.get("arguments") or {}
+    arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(arguments, Mapping):
+        raise TypeError("arguments are an object")
+    return arguments

@@ -22,7 +22,8 @@ from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
-from omlxd.engine.protocol import OverLimit, Plan, Post, Sampled, TextCodec
+from omlxd.engine.loader import read_codec
+from omlxd.engine.protocol import LoadOrder, OverLimit, Plan, Post, Sampled, TextCodec
 
 
 class EngineThread:
@@ -53,6 +54,7 @@ class EngineThread:
         self._post: Post | None = None
         self._thread = threading.Thread(target=self._run, name="omlxd-mlx", daemon=True)
         self._progress_at: float | None = None
+        self._codecs: dict[str, TextCodec] = {}
 
     # --- called on the loop's thread
 
@@ -101,8 +103,13 @@ class EngineThread:
         return self.sampler.sampled
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded at least once."""
-        return self._executor.codecs.get(model)
+        """The tokenizer of a model that was loaded or asked for its tokenizer at least once."""
+        return self._executor.codecs.get(model) or self._codecs.get(model)
+
+    def read_codec(self, order: LoadOrder) -> TextCodec:
+        """The tokenizer of a model folder without the model; on any thread, never the loop's."""
+        codec = self._codecs[order.model] = read_codec(order)
+        return codec
 
     def device_cap(self) -> tuple[int, str] | None:
         """Bytes the device allows; on an accelerator this imports MLX's core (20 ms)."""

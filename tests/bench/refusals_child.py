@@ -23,10 +23,9 @@ from omlxd.core.errors import PrefillMemoryExceeded
 from omlxd.core.ledger import reserved_tokens
 from omlxd.core.limits import Machine
 from omlxd.core.manifest import DaemonSettings
-from omlxd.daemon.request import Generation
-from omlxd.engine.gauges import Gauges
 from omlxd.engine.thread import EngineThread
 from tests.bench.family_folders import make_family
+from tests.bench.peak import Peak
 from tests.engine.estimate_families import FAMILIES
 
 SHORTEST_TOKENS, LONGEST_TOKENS = 16, 1500
@@ -54,8 +53,8 @@ async def hunt(folders: Path, families: Sequence[str], cases: int, seed: int) ->
     """So many cases, in equal parts of each family."""
     random, found = Random(seed), list[Case]()
     for number, family in enumerate(families):
-        peak, engine = _Peak(), EngineThread()
-        peak.watch(engine.gauges)
+        engine = EngineThread()
+        peak = Peak(engine.gauges)
         async with EnginePool({family: make_family(folders / str(number), FAMILIES[family])}, engine=engine) as pool:
             await pool.load(family)
             share = len(range(number, cases, len(families)))
@@ -63,7 +62,7 @@ async def hunt(folders: Path, families: Sequence[str], cases: int, seed: int) ->
     return found
 
 
-async def _try(pool: EnginePool, peak: _Peak, family: str, random: Random) -> Case:
+async def _try(pool: EnginePool, peak: Peak, family: str, random: Random) -> Case:
     tokens = round(SHORTEST_TOKENS * (LONGEST_TOKENS / SHORTEST_TOKENS) ** random.random())
     entry = pool.resolve(family)
     least_bytes = _least_bytes(entry.costs, tokens)
@@ -71,13 +70,15 @@ async def _try(pool: EnginePool, peak: _Peak, family: str, random: Random) -> Ca
     prompt = [random.randrange(4, 256) for _ in range(tokens)]
     try:
         async with _under(pool, cap_bytes):
-            return Case(family, tokens, cap_bytes, 0, await peak.of(pool.generate(family, tokens=prompt, max_tokens=2)))
+            _, peak_bytes = await peak.of(pool.generate(family, tokens=prompt, max_tokens=2).text())
+            return Case(family, tokens, cap_bytes, 0, peak_bytes)
     except PrefillMemoryExceeded as refused:
         estimated_bytes = int(refused.details["estimated_bytes"])
     usual, pool.link.prefill_chunk_tokens = pool.link.prefill_chunk_tokens, CHUNKS[-1]
     grown = reserved_tokens(tokens, batched=False) - BLOCK_TOKENS + 1
     async with _under(pool, None):
-        peak_bytes = await peak.of(pool.generate(family, tokens=prompt, max_tokens=max(2, grown - tokens)))
+        whole = pool.generate(family, tokens=prompt, max_tokens=max(2, grown - tokens))
+        _, peak_bytes = await peak.of(whole.text())
     pool.link.prefill_chunk_tokens = usual
     return Case(family, tokens, cap_bytes, estimated_bytes, peak_bytes)
 
@@ -97,38 +98,6 @@ async def _under(pool: EnginePool, cap_bytes: int | None) -> AsyncIterator[None]
 def _least_bytes(costs: KvCosts, tokens: int) -> int:
     chunk = min(CHUNKS[-1], tokens)
     return costs.kv_bytes(reserved_tokens(tokens, batched=False)) + costs.prefill_transient_bytes(chunk, tokens)
-
-
-class _Peak:
-    """The exact peak over many steps, though the engine begins to measure anew with each of them."""
-
-    def __init__(self) -> None:
-        self._highest_bytes = 0
-
-    def watch(self, gauges: Gauges) -> None:
-        """Look whenever the engine resets MLX's peak."""
-        reset = gauges.reset_peak
-
-        def look_and_reset() -> None:
-            self._look()
-            reset()
-
-        gauges.reset_peak = look_and_reset  # type: ignore[method-assign]
-
-    async def of(self, generation: Generation) -> int:
-        """The highest while it runs to its end; raises its error."""
-        import mlx.core as mx
-
-        mx.reset_peak_memory()
-        self._highest_bytes = 0
-        await generation.text()
-        self._look()
-        return self._highest_bytes
-
-    def _look(self) -> None:
-        import mlx.core as mx
-
-        self._highest_bytes = max(self._highest_bytes, mx.get_peak_memory())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench import adversarial, cap, cycles, decide, estimate, idle, load, react, refusals, status, throughput
+from tests.bench import (
+    adversarial,
+    cap,
+    cycles,
+    decide,
+    estimate,
+    idle,
+    load,
+    plan,
+    react,
+    refusals,
+    status,
+    throughput,
+)
 from tests.bench.report import Row
 from tests.bench.scratch import Scratch
 
@@ -34,6 +47,7 @@ BENCHES = (
     ),
     Bench("cap", "what a cap costs: throughput when all fits, time when a prompt barely does", cap.run),
     Bench("refusals", "random prompts under random caps: who is refused or admitted wrongly", refusals.run),
+    Bench("plan", "`omlxd plan` for a real model, against what it then takes", plan.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
 )
 

@@ -93,10 +93,13 @@ def drive(
     """Let `clients` send `requests` each, while somebody loads, unloads and sets one of the `limits` all the time."""
     outcome, over = Outcome(), threading.Event()
     began_s = time.perf_counter()
-    asking = [
-        threading.Thread(target=_ask_all, args=(daemon.api, models, Random(number), requests, outcome))
-        for number in range(clients)
-    ]
+    asking = []
+    for number in range(clients):
+        random = Random(number)
+        drawn = [Request.drawn(random, models) for _ in range(requests)]
+        if number == 0:  # whatever is drawn, the longest is among it
+            drawn[0] = Request(models[0], LONGEST_TOKENS, 8, stream=False, shares_system=False, vanish_after_s=None)
+        asking.append(threading.Thread(target=_ask_all, args=(daemon.api, drawn, random, outcome)))
     operator = threading.Thread(target=_operate, args=(daemon, models, limits, Random(clients), over))
     for thread in (*asking, operator):
         thread.start()
@@ -108,9 +111,8 @@ def drive(
     return outcome
 
 
-def _ask_all(address: Address, models: Sequence[str], random: Random, count: int, outcome: Outcome) -> None:
-    for _ in range(count):
-        request = Request.drawn(random, models)
+def _ask_all(address: Address, drawn: Sequence[Request], random: Random, outcome: Outcome) -> None:
+    for request in drawn:
         end, words = _ask(address, request, random)
         outcome.ends[end] += 1
         if end is End.FAILED:

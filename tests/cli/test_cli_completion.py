@@ -16,7 +16,7 @@ def _completed(omlxd: Omlxd, words: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("command", ["load", "unload", "pin", "unpin", "run"])
+@pytest.mark.parametrize("command", ["load", "unload", "pin", "unpin", "run", "why", "logs --model"])
 def test_names_and_aliases_come_from_the_daemon(omlxd: Omlxd, fake: FakeDaemon, command: str) -> None:
     assert _completed(omlxd, f"omlxd {command} ") == ["[red]broken[/red]", "big", "chat", "default", "small"]
     assert _completed(omlxd, f"omlxd {command} s") == ["small"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.fake_daemon import DECISION, FakeDaemon
 
 HEAVY = {"mlx", "mlx_lm", "starlette", "uvicorn", "pydantic", "asyncio", "psutil", "structlog", "rich", "numpy"}
 
@@ -25,12 +26,25 @@ sys.stderr.write(",".join(sys.modules))
 
 @pytest.mark.parametrize(
     "arguments",
-    [["status", "--json"], ["--help"], ["models", "--json"], ["requests", "--json"], ["limit"], ["--version"]],
+    [
+        ["status", "--json"],
+        ["--help"],
+        ["models", "--json"],
+        ["requests", "--json"],
+        ["limit"],
+        ["logs"],
+        ["logs", "--since", "10m"],
+        ["why"],
+        ["why", "chat", "--json"],
+        ["--version"],
+    ],
     ids=" ".join,
 )
 def test_a_quick_command_imports_nothing_heavy(
-    fake: FakeDaemon, environment: dict[str, str], arguments: list[str]
+    fake: FakeDaemon, home: Path, environment: dict[str, str], arguments: list[str]
 ) -> None:
+    (home / "logs").mkdir()
+    (home / "logs" / "omlxd.jsonl").write_text(json.dumps(DECISION | {"for_model": "chat"}) + "\n")
     done = subprocess.run(
         [sys.executable, "-c", PROBE, *arguments], env=environment, capture_output=True, text=True, timeout=60
     )

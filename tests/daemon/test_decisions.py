@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from omlxd.core.errors import DoesNotFit, InvalidRequest, RequestAborted
 from omlxd.core.events import EventName
-from omlxd.core.memory import Policy
-from omlxd.core.memory import MemoryReading
+from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import Limits
 from omlxd.daemon.decisions import KEPT_DECISIONS, DecisionLog, DecisionRecord
 from omlxd.engine.protocol import MIB

@@ -33,6 +33,26 @@ async def test_grants_stay_ahead_so_that_the_engine_never_stops() -> None:
 
 
 @on_virtual_time
+async def test_the_engine_is_told_what_a_step_may_hold_in_passing() -> None:
+    scene = scene_of({"a": 100}, chunk_token_bytes=MIB, answer_tokens=10)
+    async with scene.pool as pool:
+        scene.enforcer(500, hard_mib=900).start()
+        await start(pool, "a", 300).text()
+        await turns(20)
+        assert {plan.transient_bytes for plan in scene.engine.plans if plan.requests} == {256 * MIB}
+        assert scene.engine.plans[-1].transient_bytes == 0
+
+
+@on_virtual_time
+async def test_without_the_guard_nothing_is_promised_that_the_engine_would_have_to_leave_room_for() -> None:
+    scene = scene_of({"a": 100}, chunk_token_bytes=MIB, answer_tokens=10)
+    async with scene.pool as pool:
+        scene.enforcer(500, hard_mib=900, prefill_memory_guard=False).start()
+        await start(pool, "a", 300).text()
+        assert {plan.transient_bytes for plan in scene.engine.plans} == {0}
+
+
+@on_virtual_time
 async def test_an_idle_model_goes_for_the_next_block_when_it_is_really_needed() -> None:
     scene = scene_of({"a": 100, "idle": 100}, answer_tokens=1000)
     async with scene.pool as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hypothesis import settings
@@ -15,6 +16,7 @@ from omlxd.core.costs import NO_COSTS, KvCosts
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import Event, EventName
 from omlxd.core.ledger import Share
+from omlxd.core.memory import Policy
 from omlxd.core.states import EntryState, Level
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
@@ -64,19 +66,20 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(
         limit_mib=st.sampled_from([0, 350, 500, 700, 1100]),
+        policy=st.sampled_from(Policy),
         answer=st.sampled_from([1, 8, None]),
         loaded=st.lists(names, unique=True),
         pinned=st.sets(names),
     )
-    def begin(self, limit_mib: int, answer: int | None, loaded: list[str], pinned: set[str]) -> None:
+    def begin(self, limit_mib: int, policy: Policy, answer: int | None, loaded: list[str], pinned: set[str]) -> None:
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
-        self.requests: dict[Generation, asyncio.Task[list[str]]] = {}
+        self.requests: dict[Generation, asyncio.Task[list[End]]] = {}
         self.tasks: list[asyncio.Task[Any]] = []
         self.wrong: list[str] = []
-        self.run(self._begin(answer, loaded, pinned))
+        self.run(self._begin(policy, answer, loaded, pinned))
         self.enforcer.max_bytes = limit_mib * MIB
 
-    async def _begin(self, answer: int | None, loaded: list[str], pinned: set[str]) -> None:
+    async def _begin(self, policy: Policy, answer: int | None, loaded: list[str], pinned: set[str]) -> None:
         self.scene = Scene(
             SIZES,
             drive="manual",
@@ -84,13 +87,14 @@ class PoolMachine(RuleBasedStateMachine):
             kv_bytes_per_token=self.token_bytes,
             load_wait_s=20.0,
             drain_timeout_s=5.0,
+            park_deadline_s=30.0,
             costs=self.costs,
         )
         self.pool, self.engine = self.scene.pool, self.scene.engine
         self.scene.on_event = self.watched
         for entry in self.pool.entries.values():
             entry.__class__ = WatchedEntry
-        self.enforcer: ProcessMemoryEnforcer = self.scene.enforcer(0, min_available=1024 * MIB)
+        self.enforcer: ProcessMemoryEnforcer = self.scene.enforcer(0, min_available=1024 * MIB, policy=policy)
         self.enforcer.start()
         for name in loaded:
             loading = asyncio.create_task(self.pool.load(name))
@@ -154,6 +158,13 @@ class PoolMachine(RuleBasedStateMachine):
         if running := [generation for generation in self.requests if not generation.ended]:
             chosen = data.draw(st.sampled_from(running))
             self.run(_call(self.pool.abort, chosen.id, "a test asked for it"))
+
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def park(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            if running := [generation for generation in self.requests if not generation.ended]:
+                chosen = data.draw(st.sampled_from(running))
+                self._spawn(self.pool.park(chosen.id, "a test asks for it"))
 
     @rule(data=st.data())
     def caller_goes_away(self, data: st.DataObject) -> None:
@@ -219,7 +230,8 @@ class PoolMachine(RuleBasedStateMachine):
         for generation, task in self.requests.items():
             assert task.done(), f"a request to `{generation.model}` never ended: {self.scene.states}"
             if not task.cancelled():
-                assert len(task.result()) == 1, "a request ends exactly once"
+                (end,) = task.result()  # a request ends exactly once
+                assert end.text == "".join(f"tok{at} " for at in range(generation.generated_tokens))
         assert all(task.done() for task in self.tasks), f"a load or unload never ended: {self.scene.states}"
         await turns(20)
         while self.engine.step():
@@ -247,18 +259,26 @@ class PoolMachine(RuleBasedStateMachine):
 ENDS = (EventName.REQUEST_FINISHED, EventName.REQUEST_ABORTED, EventName.REQUEST_FAILED)
 
 
-async def ends_of(generation: Generation) -> list[str]:
+@dataclass(frozen=True)
+class End:
+    """How a stream ended, and its text."""
+
+    how: str
+    text: str
+
+
+async def ends_of(generation: Generation) -> list[End]:
     """How the stream ended, each time it was asked."""
-    ends = []
+    ends, text = [], ""
     for _ in range(2):
         try:
-            async for _ in generation:
-                pass
+            async for chunk in generation:
+                text += chunk.text
         except OmlxError as error:
-            ends.append(type(error).__name__)
+            ends.append(End(type(error).__name__, text))
         else:
             if generation.finish_reason is not None and not ends:
-                ends.append(generation.finish_reason.value)
+                ends.append(End(generation.finish_reason.value, text))
     return ends
 
 
@@ -297,7 +317,8 @@ class ReservingPoolMachine(PoolMachine):
     def everything_was_promised_first(self) -> None:
         if hasattr(self, "pool"):
             promised_bytes = self.pool.ledger.committed_bytes
-            assert self.engine.active_bytes - self.engine.leak_bytes <= promised_bytes
+            others_bytes = self.engine.leak_bytes + sum(self.engine.prefix_bytes().values())
+            assert self.engine.active_bytes - others_bytes <= promised_bytes
 
     async def _finish(self) -> None:
         self.engine.system_available_bytes = 4000 * MIB

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from omlxd.core.errors import ContextExceeded
-from omlxd.daemon.request import Prompt
 from omlxd.daemon.tokenizing import CHARACTERS_PER_TOKEN, DaemonThreads, tokenize
+from omlxd.daemon.wish import Prompt
 
 
 class Codec:

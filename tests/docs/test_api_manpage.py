@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
-from omlxd.daemon import control_api, http_errors, openai_api
+from omlxd.daemon import anthropic_api, control_api, http_errors, openai_api
+from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.bodies import LimitsBody, LoadBody, PinBody, StopBody, UnloadBody
 from omlxd.daemon.http_errors import CONTROL_PREFIX
 from omlxd.daemon.openai_bodies import ChatBody, CompletionBody
@@ -24,6 +25,8 @@ NOBODY: Any = None  # the routes are listed and not asked
 BODIES = {
     f"POST {openai_api.CHAT_PATH}": ChatBody,
     f"POST {openai_api.COMPLETIONS_PATH}": CompletionBody,
+    f"POST {http_errors.MESSAGES_PATH}": MessagesBody,
+    f"POST {anthropic_api.COUNT_PATH}": CountBody,
     f"POST {CONTROL_PREFIX}/models/{{name}}/load": LoadBody,
     f"POST {CONTROL_PREFIX}/models/{{name}}/unload": UnloadBody,
     f"POST {CONTROL_PREFIX}/models/{{name}}/pin": PinBody,
@@ -47,7 +50,8 @@ def entry(route: str) -> str:
 
 def test_every_route_is_on_the_page_in_order_and_no_other() -> None:
     described = [" ".join(found) for found in re.findall(r"^\.It Sy ([A-Z]+) Pa (\S+)$", TEXT, re.M)]
-    assert described == ["GET /health", *names(openai_api.routes(NOBODY)), *names(control_api.routes(NOBODY))]
+    apis = (openai_api, anthropic_api, control_api)
+    assert described == ["GET /health", *(name for api in apis for name in names(api.routes(NOBODY)))]
 
 
 @pytest.mark.parametrize("route", BODIES)

@@ -14,6 +14,7 @@ from omlxd.core.kv_estimate import decode_transient_bytes, kv_bytes, prefill_tra
 from omlxd.core.model_shape import ModelShape, shape_of
 from omlxd.daemon.safetensors_header import read_header
 from omlxd.engine.protocol import Sampling
+from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread
 from tests.engine.estimate_families import FAMILIES
 
@@ -126,7 +127,7 @@ def _batch_of_four(model: Any, steps: int) -> tuple[int, int]:
 
     mlxlm.release_memory()
     weights, tokens = mx.get_active_memory(), [position * 7919 % 256 for position in range(512)]
-    batch, sampler = mlxlm.DecodeBatch(model, 4, 256), mlxlm.make_sampler(Sampling())
+    batch, sampler = mlxlm.DecodeBatch(model, 4, 256), make_sampler(Sampling())
     for _ in range(4):
         cache = mlxlm.make_cache(model)
         for start in (0, 256):

@@ -208,6 +208,14 @@ def test_mlxs_cache_has_a_ceiling_where_its_default_has_none() -> None:
     assert mlx.cache_limits == [CACHE_CEILING_BYTES]
 
 
+def test_mlxs_cache_is_capped_by_what_a_step_leaves_and_never_above_what_the_limits_allow() -> None:
+    mlx = RecordedMlx(cache=4 * MIB)
+    made = gauges(RecordedBackend(), mlx, [0.0])
+    made.obey(EngineLimits(soft_bytes=GIB, hard_bytes=GIB + 20 * MIB))
+    assert [made.cap_cache(room) for room in (8 * MIB, 3 * MIB, -MIB, GIB)] == [False, True, True, False]
+    assert mlx.cache_limits == [10 * MIB, 8 * MIB, 3 * MIB, 0, 10 * MIB]
+
+
 def test_before_mlx_is_imported_every_figure_of_it_is_zero() -> None:
     made: Any = Gauges(RecordedBackend(footprint=40 * MIB))
     reading = made.read(at_rest=True)

@@ -11,7 +11,7 @@ import pytest
 
 from omlxd.core.errors import EngineFailed
 from omlxd.core.states import FinishReason
-from omlxd.engine import mlxlm
+from omlxd.engine import sampling
 from omlxd.engine.protocol import (
     CacheDropped,
     EngineLimits,
@@ -21,6 +21,7 @@ from omlxd.engine.protocol import (
     NeedsBlock,
     Prefilled,
     RequestGone,
+    Sampling,
 )
 from tests.engine.driver import Driver, generation, reference
 
@@ -149,11 +150,11 @@ def test_an_exception_in_a_step_ends_only_that_models_requests_and_the_model_wor
 ) -> None:
     driver.load("bad", tiny_model())
     driver.load("good", tiny_model("qwen2", 1_500_000))
-    make = mlxlm.make_sampler
+    make = sampling.make_sampler
 
-    def sampler(sampling: object, position: int = 0) -> mlxlm.Sampler:
-        if sampling.seed != 666:  # type: ignore[attr-defined]
-            return make(sampling)  # type: ignore[arg-type]
+    def sampler(wanted: Sampling, position: int) -> sampling.Sampler:
+        if wanted.seed != 666:
+            return make(wanted, position)
         calls = 0
 
         def explode(logprobs: object) -> object:
@@ -161,11 +162,11 @@ def test_an_exception_in_a_step_ends_only_that_models_requests_and_the_model_wor
             calls += 1
             if calls > 10:
                 raise ValueError("the sampler exploded")
-            return make(generation("", "", [1]).sampling)(logprobs)
+            return make(Sampling())(logprobs)
 
         return explode
 
-    monkeypatch.setattr(mlxlm, "make_sampler", sampler)
+    monkeypatch.setattr(sampling, "make_sampler", sampler)
     ends = driver.run(
         generation("x", "bad", [5, 6], 50, seed=666, temperature=1.0),
         generation("y", "bad", [5, 6, 7], 50),

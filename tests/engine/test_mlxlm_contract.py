@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omlxd.engine import mlxlm
 from omlxd.engine.protocol import Sampling
+from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread, reference
 
 pytestmark = pytest.mark.mlx
@@ -73,7 +75,7 @@ def test_removed_rows_give_their_memory_back_at_once(tiny_model: Callable[..., P
         for length in (1500, 20, 20, 20):
             cache = mlxlm.make_cache(model)
             mlxlm.prefill_chunk(model, cache, [7] * length)
-            uids.append(batch.insert([5], mlxlm.make_sampler(Sampling()), cache, [7] * length))
+            uids.append(batch.insert([5], make_sampler(Sampling()), cache, [7] * length))
             del cache
             batch.step()
         batch.step()
@@ -97,7 +99,7 @@ def test_a_lone_request_moves_into_a_batch_at_any_step(tiny_model: Callable[...,
 
     def work(at: int) -> list[int]:
         model, _ = mlxlm.load_lazy(path)
-        cache, sampler = mlxlm.make_cache(model), mlxlm.make_sampler(Sampling())
+        cache, sampler = mlxlm.make_cache(model), make_sampler(Sampling())
         mlxlm.prefill_chunk(model, cache, prompt[:-1])
         lane = mlxlm.LoneDecode(model, cache, prompt[-1], sampler)
         out = [lane.step() for _ in range(at)]
@@ -120,3 +122,65 @@ def test_caches_that_cannot_be_merged_are_known(tiny_model: Callable[..., Path])
     assert mlxlm.is_mergeable([KVCache(), RotatingKVCache(64), ArraysCache(2), CacheList(KVCache(), KVCache())])
     for lone in (QuantizedKVCache(), ChunkedKVCache(64), CacheList(KVCache(), QuantizedKVCache())):
         assert not mlxlm.is_mergeable([KVCache(), lone])
+
+
+def test_the_caches_we_copy_have_the_fields_we_touch() -> None:
+    from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, can_trim_prompt_cache
+
+    plain, window, state = KVCache(), RotatingKVCache(64), ArraysCache(2)
+    assert {"keys", "values", "offset"} <= vars(plain).keys(), "KVCache changed: see mlxlm.cut_room and own_copy"
+    assert {"keys", "values", "offset", "max_size", "keep", "_idx"} <= vars(window).keys(), "RotatingKVCache changed"
+    assert KVCache.step == 256, "the ledger reserves blocks of 256"
+    assert not hasattr(state, "offset"), "a recurrent cache knows its position now: see mlxlm.holds_tokens"
+    assert CacheList(plain, window).caches == (plain, window)
+    assert can_trim_prompt_cache([plain, window])
+    assert not can_trim_prompt_cache([plain, state])
+    assert all(cache.empty() for cache in (plain, window, state))
+
+
+def test_only_caches_that_we_know_how_to_copy_are_copied() -> None:
+    def work() -> list[bool]:
+        import mlx.core as mx
+        from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
+
+        caches: list[Any] = [KVCache(), RotatingKVCache(64), CacheList(KVCache(), KVCache()), ChunkedKVCache(64)]
+        for cache in caches:
+            for inner in getattr(cache, "caches", [cache]):
+                inner.update_and_fetch(mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4)))
+        return [mlxlm.is_copyable([cache]) for cache in [*caches, QuantizedKVCache(), KVCache()]]
+
+    assert on_mlx_thread(work) == [True, True, True, False, False, False]
+
+
+def test_copies_share_memory_until_they_are_written_to(tiny_model: Callable[..., Path]) -> None:
+    def work() -> tuple[list[int], list[int]]:
+        import mlx.core as mx
+
+        model, _ = mlxlm.load_lazy(tiny_model())
+        cache = mlxlm.make_cache(model)
+        mlxlm.prefill_chunk(model, cache, [7] * 600)
+        held = [mx.get_active_memory()]
+        copy = mlxlm.share_copy(cache)
+        held.append(mx.get_active_memory())
+        mlxlm.prefill_chunk(model, copy, [8] * 10)
+        return held, [cache[0].offset, copy[0].offset]
+
+    (alone, shared), offsets = on_mlx_thread(work)
+    assert shared == alone
+    assert offsets == [600, 610]
+
+
+def test_a_row_is_extracted_with_every_token_that_was_returned_for_it(tiny_model: Callable[..., Path]) -> None:
+    def work() -> list[tuple[int, int]]:
+        model, _ = mlxlm.load_lazy(tiny_model())
+        batch, sampler = mlxlm.DecodeBatch(model, 8, 256), mlxlm.make_sampler(Sampling())
+        lengths = dict.fromkeys((batch.insert([9, 30, 77, 12], sampler), batch.insert([5, 6], sampler)), 0)
+        prompts = dict(zip(lengths, (4, 2), strict=True))
+        for _ in range(5):
+            for uid, _token in batch.step():
+                lengths[uid] += 1
+        held = [(batch.extract(uid)[0].offset, prompts[uid] + lengths[uid]) for uid in lengths]
+        batch.close()
+        return held
+
+    assert all(held == returned > 4 for held, returned in on_mlx_thread(work))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from omlxd.engine.text import StreamText, longest_stop_prefix
+from omlxd.core.reply import longest_prefix_at_end
+from omlxd.engine.text import StreamText
 
 
 class Pieces:
@@ -66,4 +67,4 @@ def test_text_that_may_become_a_stop_sequence_is_held_until_it_cannot() -> None:
 @given(text=letters, stop=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
 def test_the_held_length_is_the_longest_end_that_begins_a_stop_sequence(text: str, stop: list[str]) -> None:
     expected = max((size for word in stop for size in range(1, len(word)) if text.endswith(word[:size])), default=0)
-    assert longest_stop_prefix(text, stop) == expected
+    assert longest_prefix_at_end(text, stop) == expected

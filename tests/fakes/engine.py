@@ -14,6 +14,7 @@ parked has to bring the tokens it had made, and goes on behind them.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from typing import Any, Literal
 from omlxd.core.errors import DoesNotFit, EngineFailed, InvalidRequest, LoadCancelled, LoadFailed, OmlxError
 from omlxd.core.memory import MemoryReading
 from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
+from omlxd.core.reply import ANSWER, TOOL_CALL, ReplyFormat, Transitions
 from omlxd.core.states import FinishReason
 from omlxd.engine.protocol import (
     MIB,
@@ -46,6 +48,8 @@ from omlxd.engine.protocol import (
     RequestGone,
     Sampled,
     TextCodec,
+    TokenLogprob,
+    ToolCallText,
     Unloaded,
 )
 
@@ -58,14 +62,40 @@ class FakeCodec:
 
     vocab_size: int = 1000
     context_length: int | None = 4096
+    transitions: Transitions = field(default_factory=dict)
+    start: str = ANSWER
 
     def encode_text(self, text: str) -> list[int]:
         return [len(word) % self.vocab_size for word in text.split()]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> list[int]:
         if any(message["role"] == "nobody" for message in messages):
             raise InvalidRequest("the chat template refuses the role `nobody`")
-        return [token for message in messages for token in (1, *self.encode_text(str(message["content"])))]
+        if tools and not any(to == TOOL_CALL for edges in self.transitions.values() for _, to in edges):
+            raise InvalidRequest("this model's chat template knows no tools", details={"param": "tools"})
+        spoken = [token for message in messages for token in (1, *self.encode_text(str(message["content"])))]
+        return spoken + [2] * len(tools)
+
+    def token_text(self, token: int) -> str:
+        return f"tok{token} "
+
+    def reply_format(self, prompt: Sequence[int], *, with_tools: bool) -> ReplyFormat:
+        kept = {
+            state: [e for e in edges if with_tools or e[1] != TOOL_CALL] for state, edges in self.transitions.items()
+        }
+        return ReplyFormat(self.start, {state: edges for state, edges in kept.items() if edges})
+
+    def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCallText]:
+        try:
+            call = json.loads(text)
+            return [ToolCallText(call["name"], json.dumps(call["arguments"]))]
+        except (ValueError, KeyError):
+            return []
 
 
 @dataclass
@@ -129,6 +159,8 @@ class FakeEngine:
         hold_rests: a step is stuck: readings at rest are not answered.
         peak: the highest active memory so far.
         plans: every plan that was applied.
+        script: the texts of the tokens of the next answers, instead of `tok0 tok1 ...`.
+        transitions, reply_start: how the models loaded from now on mark the parts of their replies.
     """
 
     def __init__(
@@ -155,6 +187,9 @@ class FakeEngine:
         self.hold_rests = False
         self.peak = 0
         self.plans: list[Plan] = []
+        self.script: tuple[str, ...] = ()
+        self.transitions: Transitions = {}
+        self.reply_start = ANSWER
         self.closed = False
         self._drive, self._step_s = drive, step_s
         self._kv_bytes_per_token, self._slice_bytes = kv_bytes_per_token, slice_bytes
@@ -233,6 +268,10 @@ class FakeEngine:
 
     def codec(self, model: str) -> TextCodec | None:
         return self._codecs.get(model)
+
+    def read_codec(self, order: LoadOrder) -> TextCodec:
+        codec = FakeCodec(self._codec.vocab_size, order.max_context or self._codec.context_length, self.transitions)
+        return self._codecs.setdefault(order.model, codec)
 
     def device_cap(self) -> tuple[int, str] | None:
         return self._device_cap
@@ -414,7 +453,10 @@ class FakeEngine:
         elif load.done_bytes >= total_bytes:
             self._load = None
             codec = self._codecs[order.model] = FakeCodec(
-                self._codec.vocab_size, order.max_context or self._codec.context_length
+                self._codec.vocab_size,
+                order.max_context or self._codec.context_length,
+                self.transitions,
+                self.reply_start,
             )
             self._models[order.model] = _Loaded(total_bytes, self._seq + 1, codec)
             info = ModelInfo(total_bytes, codec.context_length, codec.vocab_size, 0.25)
@@ -433,15 +475,22 @@ class FakeEngine:
             measured = (transient_bytes, kv_bytes) if self.measures_prefill else (0, 0)
             self._send(Prefilled, order.request, running.prefilled, total, *measured, running.reused)
             return
-        word = f"tok{running.generated} "
+        number, script = running.generated, self.script
+        word = script[number] if script else f"tok{number} "
         running.generated += 1
+        whole = running.text + word
         cut = min((at for stop in order.stop if (at := (running.text + word).find(stop)) >= 0), default=None)
         if cut is not None:
             word = (running.text + word)[len(running.text) : max(cut, len(running.text))]
         running.text += word
-        self._send(Generated, order.request, word, 1, (running.generated - 1,))
-        if cut is not None or (self._answer_tokens is not None and running.generated >= self._answer_tokens):
-            self._finish(model, order.request, FinishReason.STOP)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if (wanted := order.top_logprobs) is not None:
+            logprobs = (TokenLogprob(number, -0.5, tuple((number + n, -0.5 - n) for n in range(wanted))),)
+        self._send(Generated, order.request, word, 1, (number,), logprobs)
+        last = len(script) if script else self._answer_tokens
+        if cut is not None or (last is not None and running.generated >= last):
+            stop = next((stop for stop in order.stop if cut is not None and stop in whole), None)
+            self._finish(model, order.request, FinishReason.STOP, stop)
         elif running.generated >= order.max_tokens:
             self._finish(model, order.request, FinishReason.LENGTH)
 
@@ -453,14 +502,14 @@ class FakeEngine:
         self._prefixes.touch(found[0])
         return found[1]
 
-    def _finish(self, model: _Loaded, request: str, reason: FinishReason) -> None:
+    def _finish(self, model: _Loaded, request: str, reason: FinishReason, stop: str | None = None) -> None:
         order, generated = model.requests[request].order, model.requests[request].generated
         del model.requests[request]
         if (length := len(order.prompt) + generated) >= LEAST_TOKENS:
             kept, nbytes = (*order.prompt, *range(generated)), length * self._kv_bytes_per_token
             self._prefixes.add(order.model, kept, nbytes, True, lambda: None, self._plan.prefix_cache_bytes)
         self._ended.add(request)
-        self._send(Finished, request, reason)
+        self._send(Finished, request, reason, stop)
 
     def _fail_all(self, model: _Loaded, error: Exception) -> None:
         for request in list(model.requests):

@@ -1,0 +1,36 @@
+"""The models that the manifest names, read unchecked: so that a name can be understood without a daemon."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+
+from omlxd.core.errors import UnknownModel
+from omlxd.core.wording import nearest, shown
+from omlxd.daemon.home import Home
+
+
+def names_by_alias(home: Home) -> dict[str, str]:
+    """Each name and alias of the manifest with the model's name; empty when it cannot be read."""
+    try:
+        models = tomllib.loads(home.manifest.read_text("utf-8")).get("models")
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, str] = {}
+    for name, settings in models.items() if isinstance(models, dict) else ():
+        aliases = settings.get("aliases") if isinstance(settings, dict) else None
+        found |= {alias: name for alias in aliases if isinstance(alias, str)} if isinstance(aliases, list) else {}
+        found[name] = name
+    return found
+
+
+def resolve_model(home: Home, name: str) -> str:
+    """The model's own name for a name or alias; one that the manifest does not have is taken as it is."""
+    return names_by_alias(home).get(name, name)
+
+
+def unknown_model(name: str, known: Iterable[str]) -> UnknownModel:
+    """Neither the manifest nor the log has such a model; the hint is the nearest name."""
+    near = nearest(name, known)
+    hint = f"did you mean `{near}`?" if near else "`omlxd models` lists the models"
+    return UnknownModel(f"neither the manifest nor the log has a model `{shown(name)}`", hint=hint)

@@ -1,0 +1,209 @@
+"""Bodies of the Anthropic-style routes: the fields that are understood, and what chat templates make of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from omlxd.daemon.bodies import Body, told_by
+from omlxd.daemon.wish import MAX_STOPS
+
+
+class CacheControl(Body):
+    """Where a client would like a prompt to be cached; omlxd caches what prompts begin with by itself."""
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+
+
+class TextBlock(Body):
+    """Text of a message, of the system prompt or of a tool's result."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: None = None
+
+
+Texts = str | Annotated[list[TextBlock], Field(min_length=1)]
+
+
+def plain(content: Texts | None) -> str:
+    """The content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.text for block in content)
+
+
+class ToolResultBlock(Body):
+    """What a tool answered; chat templates know no failed results, so the text says it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The result as chat templates take it."""
+        text = ("Error: " if self.is_error else "") + plain(self.content)
+        return {"role": "tool", "content": text, "tool_call_id": self.tool_use_id}
+
+
+class ToolUseBlock(Body):
+    """A call that the model made earlier."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: Annotated[str, Field(min_length=1)]
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(Body):
+    """What the model reasoned earlier; its signature says nothing to omlxd."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+UserBlock = Annotated[
+    Annotated[TextBlock, Tag("as text")] | Annotated[ToolResultBlock, Tag("as tool_result")],
+    told_by("type", ("text", "tool_result")),
+]
+AssistantBlock = Annotated[
+    Annotated[TextBlock, Tag("as text")]
+    | Annotated[ToolUseBlock, Tag("as tool_use")]
+    | Annotated[ThinkingBlock, Tag("as thinking")],
+    told_by("type", ("text", "tool_use", "thinking")),
+]
+
+
+class UserTurn(Body):
+    """What the user says, and what tools answered."""
+
+    role: Literal["user"]
+    content: str | Annotated[list[UserBlock], Field(min_length=1)]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The turn as chat templates take it: each result is a message of its own, in order."""
+        if isinstance(self.content, str):
+            return [{"role": "user", "content": self.content}]
+        messages: list[dict[str, Any]] = []
+        for block in self.content:
+            if isinstance(block, ToolResultBlock):
+                messages.append(block.for_template())
+            elif messages and messages[-1]["role"] == "user":
+                messages[-1]["content"] += "\n" + block.text
+            else:
+                messages.append({"role": "user", "content": block.text})
+        return messages
+
+
+class AssistantTurn(Body):
+    """What the model said earlier."""
+
+    role: Literal["assistant"]
+    content: str | Annotated[list[AssistantBlock], Field(min_length=1)]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The turn as chat templates take it."""
+        if isinstance(self.content, str):
+            return [{"role": "assistant", "content": self.content}]
+        texts = [block.text for block in self.content if isinstance(block, TextBlock)]
+        message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+        if thoughts := [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]:
+            message["reasoning_content"] = "\n".join(thoughts)
+        if calls := [block for block in self.content if isinstance(block, ToolUseBlock)]:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+                for call in calls
+            ]
+        return [message]
+
+
+Turn = Annotated[
+    Annotated[UserTurn, Tag("as user")] | Annotated[AssistantTurn, Tag("as assistant")],
+    told_by("role", ("user", "assistant")),
+]
+
+
+class ToolOffer(Body):
+    """A tool that the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        described = {} if self.description is None else {"description": self.description}
+        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.input_schema}}
+
+
+class ToolChoice(Body):
+    """Whether the model may call tools; it cannot be forced to."""
+
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: Literal[False] | None = None
+
+
+class Thinking(Body):
+    """Whether the model is to reason first, where its chat template knows how; there is no budget but `max_tokens`."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class Metadata(Body):
+    """A note for whoever keeps records; omlxd keeps none."""
+
+    user_id: str | None = None
+
+
+class CountBody(Body):
+    """POST /v1/messages/count_tokens."""
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: Texts | None = None
+    tools: list[ToolOffer] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    @property
+    def for_template(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates take it."""
+        system = [] if self.system is None else [{"role": "system", "content": plain(self.system)}]
+        return [*system, *(message for turn in self.messages for message in turn.for_template())]
+
+    @property
+    def offered_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the model may call, as chat templates take them."""
+        if self.tool_choice is not None and self.tool_choice.type == "none":
+            return ()
+        return tuple(tool.for_template() for tool in self.tools or ())
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is to reason first; None for its template's way."""
+        if self.thinking is None or self.thinking.type == "adaptive":
+            return None
+        return self.thinking.type == "enabled"
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None

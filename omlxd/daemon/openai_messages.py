@@ -1,0 +1,151 @@
+"""Messages and tools of a chat as OpenAI writes them, and as chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from omlxd.daemon.bodies import Body, problem_of, told_by
+
+
+class TextPart(Body):
+    """One part of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+def plain(content: Content | None) -> str:
+    """The content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+class SystemMessage(Body):
+    """What the model is told to be; `developer` is the newer word for it, which chat templates do not know."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        return {"role": "system", "content": plain(self.content)} | _named(self.name)
+
+
+class UserMessage(Body):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        return {"role": "user", "content": plain(self.content)} | _named(self.name)
+
+
+def _json_object(text: str) -> str:
+    try:
+        if isinstance(json.loads(text or "{}"), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass
+    raise PydanticCustomError("json_object", "must be a JSON object, written into a string")
+
+
+class CalledFunction(Body):
+    """Which function was called, with what."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: Annotated[str, AfterValidator(_json_object)]
+
+
+class PastToolCall(Body):
+    """A call that the model made earlier in the conversation."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates take it: with its arguments as an object."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments or "{}")}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class AssistantMessage(Body):
+    """What the model said earlier."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[PastToolCall], Field(min_length=1)] | None = None
+    name: str | None = None
+    refusal: None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        if self.content is None and not self.tool_calls:
+            raise problem_of("content", "must be there unless there are `tool_calls`")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        message: dict[str, Any] = {"role": "assistant", "content": plain(self.content)} | _named(self.name)
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return message
+
+
+class ToolMessage(Body):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        message = {"role": "tool", "content": plain(self.content), "tool_call_id": self.tool_call_id}
+        return message | _named(self.name)
+
+
+ChatMessage = Annotated[
+    Annotated[SystemMessage, Tag("as system")]
+    | Annotated[SystemMessage, Tag("as developer")]
+    | Annotated[UserMessage, Tag("as user")]
+    | Annotated[AssistantMessage, Tag("as assistant")]
+    | Annotated[ToolMessage, Tag("as tool")],
+    told_by("role", ("system", "developer", "user", "assistant", "tool")),
+]
+
+
+def _named(name: str | None) -> dict[str, Any]:
+    return {} if name is None else {"name": name}
+
+
+class OfferedFunction(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: OfferedFunction

@@ -1,0 +1,127 @@
+"""A generation's text as what it is to a client: answer, reasoning and whole tool calls, piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from omlxd.core.errors import EngineFailed
+from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, Part, ReplySplitter
+from omlxd.core.states import FinishReason
+from omlxd.daemon.request import Chunk, Generation
+from omlxd.engine.protocol import TextCodec, TokenLogprob
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer, with what is to be told of the tokens behind it."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of the reasoning before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole call of a tool: its number in this reply from 0 on, an id, the tool's name and its arguments as JSON."""
+
+    number: int
+    id: str
+    name: str
+    arguments: str
+
+
+Piece: TypeAlias = Text | Reasoning | ToolCall
+
+
+class Reply:
+    """What one generation says, told apart.
+
+    Args:
+        generation: whose chunks are added.
+        tools: the functions on offer; without any, nothing is a tool call.
+        is_chat: text that continues a prompt is never told apart.
+    """
+
+    def __init__(self, generation: Generation, *, tools: Tools = (), is_chat: bool = True) -> None:
+        self.generation = generation
+        self.calls = 0
+        self._tools = tools
+        self._is_chat = is_chat
+        self._codec: TextCodec | None = None
+        self._splitter: ReplySplitter | None = None
+        self._blank = ""
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop`, `length` or `tool_calls`; raises EngineFailed when the generation does not say."""
+        reason = self.generation.finish_reason
+        if reason is None:
+            raise EngineFailed(f"the request to `{self.generation.model}` ended without a reason")
+        return "tool_calls" if self.calls and reason is FinishReason.STOP else reason.value
+
+    async def add(self, chunk: Chunk, codec: TextCodec | None) -> list[Piece]:
+        """The pieces that are certain with this chunk."""
+        if self._codec is None and codec is not None:
+            self._begin(codec)
+        if self._splitter is None:
+            return [Text(chunk.text, chunk.logprobs)] if chunk.text or chunk.logprobs else []
+        pieces = await self._pieces(self._splitter.add(chunk.text))
+        return [*pieces, Text("", chunk.logprobs)] if chunk.logprobs else pieces
+
+    async def end(self) -> list[Piece]:
+        """The last pieces, once nothing more will come."""
+        return [] if self._splitter is None else await self._pieces(self._splitter.finish())
+
+    def _begin(self, codec: TextCodec) -> None:
+        self._codec = codec
+        if self._is_chat:
+            reply_format = codec.reply_format(self.generation.prompt, with_tools=bool(self._tools))
+            self._splitter = None if reply_format.is_plain else ReplySplitter(reply_format)
+
+    async def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for part in parts:
+            if part.state == REASONING:
+                pieces.append(Reasoning(part.text))
+            elif part.state == ANSWER:
+                pieces += self._said(part.text)
+            elif part.state == TOOL_CALL:
+                pieces += await self._called(part)
+        return pieces
+
+    def _said(self, text: str) -> list[Piece]:
+        # Models write line breaks around their tool calls; nobody wants them as an answer.
+        if self._tools and not text.strip():
+            self._blank += text
+            return []
+        text, self._blank = self._blank + text, ""
+        return [Text(text)]
+
+    async def _called(self, part: Part) -> list[Piece]:
+        assert self._codec is not None
+        found = await asyncio.to_thread(self._codec.parse_tool_calls, part.text, self._tools)
+        if not found:  # not a call after all, or cut off in its middle: the client shall see what the model wrote
+            return self._said(part.before + part.text + part.after)
+        calls: list[Piece] = []
+        for call in found:
+            calls.append(ToolCall(self.calls, new_call_id(), call.name, call.arguments))
+            self.calls += 1
+        self._blank = ""
+        return calls
+
+
+def new_call_id() -> str:
+    """An id for a tool call: 9 letters and digits, because some chat templates take nothing else."""
+    return secrets.token_hex(5)[:9]

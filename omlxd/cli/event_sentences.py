@@ -143,7 +143,8 @@ def _request_finished(record: Record) -> str:
     first = f", the first after {seconds_of(record, 'first_token_s')}" if record.get("first_token_s") else ""
     speed = record.get("tokens_per_s")
     rate = f", {speed:.3g} tokens/s" if isinstance(speed, float) else ""
-    return f"{_request(record)} ended well{f' ({one_line(why)})' if why else ''}: {tokens}{first}{rate}"
+    how = f" ({one_line(why)})" if why else ""
+    return f"{_request(record)} ended well{how}: {tokens}{first}{rate}{_by(record)}{_because(record)}"
 
 
 def _request_aborted(record: Record) -> str:

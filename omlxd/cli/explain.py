@@ -157,7 +157,8 @@ def _cost(decision: Record, loads: tuple[Record | None, Record | None], now: flo
     ended = decision.get("requests")
     action = one_line(decision.get("action"))
     if isinstance(ended, list) and ended:
-        verb = "parked, and goes on later" if action == "park" else "ended"
+        parked = action == "park" or (action == "unload" and decision.get("policy") == "graceful")
+        verb = "parked, to go on later" if parked else "ended"
         names = ", ".join(one_line(request) for request in ended[:_MOST_REQUESTS])
         more = f" and {len(ended) - _MOST_REQUESTS} more" if len(ended) > _MOST_REQUESTS else ""
         lines.append(f"{amount(len(ended), 'request')} {verb}: {names}{more}")

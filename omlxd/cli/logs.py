@@ -21,7 +21,6 @@ from omlxd.daemon.files import require_regular
 from omlxd.daemon.home import Home
 
 LINES: Final = 50
-_COLOURS: Final = {"warning": "33", "error": "31", "debug": "2"}
 
 
 def logs(
@@ -76,9 +75,7 @@ def show(line: Line, *, as_it_is: bool) -> None:
     if as_it_is:
         sys.stdout.write(line.raw.decode("utf-8", "replace") + "\n")
     else:
-        colour = _COLOURS.get(str(line.record.get("level")), "")
-        text = event_line(line.record)
-        output.data(output.painted(text, colour, sys.stdout) if colour else text)
+        output.data(output.painted_by_level(event_line(line.record), line.record.get("level"), sys.stdout))
     sys.stdout.flush()
 
 

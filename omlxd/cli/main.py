@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "requests": "requests",
     "abort": "requests",
     "logs": "logs",
+    "events": "events",
     "why": "why",
     "init": "manifest",
     "check": "manifest",

@@ -15,6 +15,8 @@ _ASCII: Final = str.maketrans(
     {"→": "->", "…": "...", "·": "-", "≤": "<=", "≥": ">=", "×": "x", "–": "-", "—": "-", "█": "#", "░": ".", "│": "|"}
 )
 
+_LEVEL_COLOURS: Final = {"warning": "33", "error": "31", "debug": "2"}
+
 
 def data(text: str = "") -> None:
     """One line of what was asked for, to stdout."""
@@ -55,6 +57,12 @@ def ornamented(text: str, stream: TextIO) -> str:
 def painted(text: str, sgr: str, stream: TextIO) -> str:
     """The text in a colour (an SGR code) where the stream is a terminal that wants colours."""
     return f"\x1b[{sgr}m{text}\x1b[0m" if is_colourful(stream) else text
+
+
+def painted_by_level(text: str, level: object, stream: TextIO) -> str:
+    """A line of the log in the colour of its severity, where the stream wants colours."""
+    colour = _LEVEL_COLOURS.get(level, "") if isinstance(level, str) else ""
+    return painted(text, colour, stream) if colour else text
 
 
 def is_colourful(stream: TextIO) -> bool:

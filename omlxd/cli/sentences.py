@@ -17,6 +17,7 @@ _ACTIONS: Final = {
     "drop_cache": "dropped the buffer cache",
     "trim_prefix_caches": "trimmed the prefix caches",
     "park": "parked a request of",
+    "cut_short": "cut short an answer of",
 }
 
 

@@ -51,6 +51,13 @@ class EventName(StrEnum):
     LOG_ERROR = "log_error"
 
 
+class StreamMark(StrEnum):
+    """What stands beside events in `/v1/control/events`: never in the log, and without a number of its own."""
+
+    HEARTBEAT = "heartbeat"
+    GAP = "gap"
+
+
 class EventLevel(StrEnum):
     """Severity, as the log writes it."""
 

@@ -50,7 +50,8 @@ class Holder:
         turn_began_s: when it was loaded.
         reload_s: what loading it again takes, as measured.
         kept: a user's own `load` brought it, and it was not used yet.
-        closed: it takes nothing new already.
+        closed_s: since when it takes nothing new; None while it does.
+        parkable: what it runs could be parked, and would lose nothing but time.
     """
 
     name: str
@@ -60,7 +61,13 @@ class Holder:
     turn_began_s: float
     reload_s: float
     kept: bool = False
-    closed: bool = False
+    closed_s: float | None = None
+    parkable: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing new already."""
+        return self.closed_s is not None
 
 
 class TurnKind(StrEnum):
@@ -76,7 +83,7 @@ class TurnDecision:
     """The answer of `decide_turn`.
 
     Attributes:
-        kind: the idle `models` go now, the busy `models` take nothing new from now on, or everybody waits.
+        kind: the `models` go now, the busy `models` take nothing new from now on, or everybody waits.
         why: the reason in plain words with numbers.
         until_s: when to look again even if nothing happens; None when only an event can change the answer.
     """
@@ -109,8 +116,10 @@ def decide_turn(
         return TurnDecision(TurnKind.WAIT, why, until_s=free_s)
     chosen = [holder for holder in _in_the_way(holders, room.short_bytes) if holder.busy]
     closing = tuple(holder.name for holder in chosen if not holder.closed)
-    if not closing or not load.wanted:
+    if not load.wanted:
         return TurnDecision(TurnKind.WAIT, room.why)
+    if not closing:
+        return _overdue(now_s, load, room, chosen, fair_wait_s)
     ends_s = load.since_s + _turn_s(sum(holder.reload_s for holder in chosen), fair_wait_s)
     if now_s < ends_s:
         return TurnDecision(TurnKind.WAIT, room.why, until_s=ends_s)
@@ -119,6 +128,23 @@ def decide_turn(
     takes = "takes" if len(closing) == 1 else "take"
     why = f"`{load.model}` has waited {waited}: {names} {takes} nothing new until it had its turn"
     return TurnDecision(TurnKind.CLOSE, why, closing)
+
+
+def _overdue(
+    now_s: float, load: WaitingLoad, room: Room, leaving: Sequence[Holder], fair_wait_s: float
+) -> TurnDecision:
+    """What still runs after the bound has passed once more goes on later, where that is possible."""
+    ends_s = {
+        holder.name: holder.closed_s + max(fair_wait_s, MOST_LINGER_S)
+        for holder in leaving
+        if holder.parkable and holder.closed_s is not None
+    }
+    due = tuple(name for name, end_s in ends_s.items() if end_s <= now_s)
+    if due:
+        names = ", ".join(f"`{name}`" for name in due)
+        waited = format_duration(now_s - load.since_s)
+        return TurnDecision(TurnKind.EVICT, f"`{load.model}` has waited {waited} and {names} still runs requests", due)
+    return TurnDecision(TurnKind.WAIT, room.why, until_s=min(ends_s.values(), default=None))
 
 
 def _free_s(victim: Holder, load: WaitingLoad, fair_wait_s: float) -> float:

@@ -15,6 +15,8 @@ STEP_S: Final = 0.1
 """What a turn may take while somebody waits for its end, where its size can be chosen."""
 LONE_STEP_S: Final = 0.5
 """What it may take while nobody does; whoever comes in the middle of it, or goes away, waits for it."""
+QUIET_S: Final = 1.0
+"""How long after the last decode step nobody is taken to come soon."""
 PATIENCE_S: Final = 0.5
 """How long the oldest prompt and the load stand still for others."""
 LOAD_YIELDS_S: Final = 2.0
@@ -55,12 +57,12 @@ class Turn:
     budget_s: float
 
 
-def next_turn(waiting: Sequence[Waiting], *, decoding: bool) -> Turn | None:
+def next_turn(waiting: Sequence[Waiting], quiet_s: float) -> Turn | None:
     """Whose turn it is; None when nobody waits.
 
     Args:
         waiting: in the order they came; the load anywhere.
-        decoding: whether answers are being decoded, which stand still for the length of the turn.
+        quiet_s: seconds since the last decode step; 0 while answers are being decoded, which wait for the turn's end.
     """
     if not waiting:
         return None
@@ -69,7 +71,7 @@ def next_turn(waiting: Sequence[Waiting], *, decoding: bool) -> Turn | None:
     if index is None:
         index = nearest
     # Prompts that come after this one by rank would wait for it whatever its steps are.
-    delays_somebody = decoding or index != nearest or (waiting[index].is_load and len(waiting) > 1)
+    delays_somebody = quiet_s < QUIET_S or index != nearest or (waiting[index].is_load and len(waiting) > 1)
     return Turn(index, STEP_S if delays_somebody else LONE_STEP_S)
 
 

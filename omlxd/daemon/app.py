@@ -19,6 +19,7 @@ from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.state_file import StateFile
+from omlxd.daemon.tallies import Tallies
 
 
 class StopOrder:
@@ -50,8 +51,14 @@ class Daemon:
     state: DaemonState = DaemonState.STARTING
     api: str | None = None
     started_at: float = field(default_factory=time.time)
+    tallies: Tallies = field(default_factory=Tallies)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
     _started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def run(self) -> str:
+        """A name of this run of the daemon that no other run has: numbers of events begin anew with each."""
+        return f"{self.started_at:.3f}-{os.getpid()}"
 
     def status(self) -> StatusView:
         """All that `omlxd status` knows; looks at memory only, never at the disk."""

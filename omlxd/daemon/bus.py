@@ -1,7 +1,7 @@
 """The event bus: numbers and dates what happened, keeps the last thousand, and wakes whoever listens.
 
 Everything runs on the event loop's thread. A listener that falls behind by more than the ring holds misses the oldest
-events; it never slows anybody down.
+events and is told so; it never slows anybody down.
 """
 
 from __future__ import annotations
@@ -9,10 +9,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
 
 from omlxd.core.events import Emit, Event
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Events that the ring had lost before the listener came to them: how many, and the number of the last of them."""
+
+    count: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Nothing has happened for a while; the number of the newest event."""
+
+    seq: int
 
 
 class EventBus:
@@ -56,18 +71,32 @@ class EventBus:
         """The kept events with a number above `seq`, oldest first."""
         return [event for event in self._ring if event.seq > seq]
 
-    async def follow(self, since: int = 0) -> AsyncIterator[Event]:
-        """The kept events above `since`, then each new one until `close`."""
+    async def follow(
+        self, since: int = 0, *, quiet_s: float | None = None
+    ) -> AsyncGenerator[Event | Missed | Quiet, None]:
+        """The kept events above `since`, then each new one until `close`.
+
+        Args:
+            since: the number of the last event that is known; 0 for none, when whatever is kept will do.
+            quiet_s: after so many seconds without an event a `Quiet` comes; by default never.
+        """
         seen = since
         while True:
             news = self._news  # taken before reading the ring: an event in between is not missed
-            for event in self.since(seen):
+            kept = self.since(seen)
+            if kept and seen and kept[0].seq > seen + 1:
+                yield Missed(kept[0].seq - seen - 1, kept[0].seq - 1)
+            for event in kept:
                 seen = event.seq
                 yield event
             if self._closed:
                 return
             if self._last_seq <= seen:
-                await news.wait()
+                try:
+                    async with asyncio.timeout(quiet_s):
+                        await news.wait()
+                except TimeoutError:
+                    yield Quiet(self._last_seq)
 
     def close(self) -> None:
         """End all listeners once they have read what is there."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.routing import Route
 
 from omlxd.core.errors import InvalidRequest, OmlxError
 from omlxd.core.states import SCHEMA
-from omlxd.daemon import pinning
+from omlxd.daemon import event_stream, pinning
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, StopBody, UnloadBody, read_body
 from omlxd.daemon.http_errors import CONTROL_PREFIX, JsonResponse, NoSuchRequest
@@ -114,23 +115,23 @@ class _ControlApi:
         return _answer(id=request_id, aborted=True)
 
     async def events(self, request: Request) -> Response:
-        since, follow = _whole(request, "since"), _flag(request, "follow")
-        return Stream(self._events(since, follow), NDJSON)
+        since, following = _whole(request, "since"), _flag(request, "follow")
+        return Stream(self._events(since, request.query_params.get("run"), following=following), NDJSON)
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, StopBody)
         self._daemon.stop.ask(now=body.now)
         return _answer(state="draining", pid=os.getpid())
 
-    async def _events(self, since: int, follow: bool) -> AsyncGenerator[bytes, None]:
-        bus = self._daemon.bus
-        if not follow:
-            for event in bus.since(since):
+    async def _events(self, since: int, of_run: str | None, *, following: bool) -> AsyncGenerator[bytes, None]:
+        daemon = self._daemon
+        if not following:
+            for event in daemon.bus.since(since):
                 yield _line(event.to_json())
             return
-        listening = bus.follow(since)
-        async for event in listening:
-            yield _line(event.to_json())
+        async with aclosing(event_stream.follow(daemon.bus, daemon.run, since=since, of_run=of_run)) as stream:
+            async for each in stream:
+                yield _line(each)
 
     async def _progress(self, name: str, warnings: tuple[str, ...]) -> AsyncGenerator[bytes, None]:
         """Lines while it loads, then the result or the error; who stops reading leaves the load as it is."""

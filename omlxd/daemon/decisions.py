@@ -23,7 +23,7 @@ class DecisionRecord:
     Attributes:
         trigger: `limit` (the enforcer), `load`, `request` or `block` (room was made for one), or `ttl`.
         rung: the rung of the ladder that answered.
-        action: what was done: unload, cancel_load, abort_requests or drop_cache.
+        action: what was done: unload, cancel_load, abort_requests, cut_short, park, drop_cache or trim_prefix_caches.
         victim: the model it was done to, None for the cache.
         reason: plain words with numbers.
         before, after: the readings around the action, at rest.

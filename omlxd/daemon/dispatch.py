@@ -16,7 +16,7 @@ from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
 from omlxd.daemon.refusals import decision_behind
-from omlxd.daemon.request import Generation
+from omlxd.daemon.request import Cut, Generation
 from omlxd.engine.protocol import (
     CacheDropped,
     EngineEvent,
@@ -105,7 +105,7 @@ class Dispatch:
         return attempt.generation.parks > parks
 
     async def cut_short(self, request: str, why: str, decision: str | None = None) -> None:
-        """End it with the text it has; one that has none yet is parked. Returns when its memory is back."""
+        """Have it end with the text it has; one that has none yet is parked. Returns when its memory is back."""
         attempt = self._stay_of(request)
         if attempt is not None:
             leaving = Leaving.CUT_SHORT if attempt.generation.generated else Leaving.PARKED
@@ -146,10 +146,8 @@ class Dispatch:
             )
         return snapshots
 
-    def finish(
-        self, generation: Generation, reason: FinishReason, why: str | None = None, decision: str | None = None
-    ) -> None:
-        """It ended well, with the text it has; `why` says what kept it from going on."""
+    def finish(self, generation: Generation, reason: FinishReason, cut: Cut | None = None) -> None:
+        """It ended well, with the text it has; `cut` says what kept it from going on."""
         if not generation.finish(reason):
             return
         fields = {
@@ -160,9 +158,9 @@ class Dispatch:
             "tokens_per_s": generation.tokens_per_s,
             "age_s": generation.age_s,
             "parks": generation.parks,
-            **({} if why is None else {"reason": why}),
+            **({} if cut is None else {"reason": cut.why}),
         }
-        self._tell(EventName.REQUEST_FINISHED, generation, fields, decision)
+        self._tell(EventName.REQUEST_FINISHED, generation, fields, None if cut is None else cut.decision)
 
     def tell_end(self, generation: Generation, error: OmlxError) -> None:
         """Emit how a request ended badly, and set it down to the decision that ended it."""
@@ -321,7 +319,8 @@ class Dispatch:
         attempt.entry.in_engine.discard(generation.id)
         self._pool.door.release(attempt.entry, generation.id)
         if leaving is Leaving.CUT_SHORT:
-            self.finish(generation, FinishReason.LENGTH, attempt.why, attempt.decision)
+            generation.cut_short = Cut(attempt.why, attempt.decision)
+            self._cost(attempt)
         elif leaving is Leaving.PARKED and not generation.ended:
             self._park(attempt, freed_bytes)
         if not attempt.gone.done():
@@ -331,6 +330,7 @@ class Dispatch:
     def _park(self, attempt: Attempt, freed_bytes: int) -> None:
         generation = attempt.generation
         generation.park()
+        self._cost(attempt)
         fields = {
             "reason": attempt.why,
             "prompt_tokens": generation.prompt_tokens,
@@ -349,9 +349,12 @@ class Dispatch:
     def _tell(
         self, name: EventName, generation: Generation, fields: Mapping[str, object], decision: str | None = None
     ) -> None:
-        if decision is not None:
-            self._pool.decisions.cost(decision, generation.id)
         self._emit(Event(name, model=generation.model, request=generation.id, decision=decision, fields=fields))
+
+    def _cost(self, attempt: Attempt) -> None:
+        """Set it down to the decision that took it out."""
+        if attempt.decision is not None:
+            self._pool.decisions.cost(attempt.decision, attempt.generation.id)
 
     def _emit(self, event: Event) -> None:
         self._pool.emit(event)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from omlxd.core.costs import NO_COSTS, KvCosts
 from omlxd.core.errors import OmlxError
+from omlxd.core.graceful import PARKED_ENOUGH
 from omlxd.core.learned_costs import ChunkSample, LearnedCosts
 from omlxd.core.manifest import ModelSettings
+from omlxd.core.memory import Policy
 from omlxd.core.snapshot import EntrySnapshot, RequestSnapshot
 from omlxd.core.states import EntryState, RequestState
 from omlxd.core.turnover import Holder
@@ -180,9 +182,10 @@ class EnginePoolEntry:
             requests=requests,
         )
 
-    def holder(self, snapshot: EntrySnapshot) -> Holder:
+    def holder(self, snapshot: EntrySnapshot, policy: Policy) -> Holder:
         """What decides whether it makes way for another's load."""
         turn = self.turn or Turn(0.0)
+        parks = [request.parks for request in snapshot.requests]
         return Holder(
             name=self.name,
             held_bytes=snapshot.committed_bytes,
@@ -191,5 +194,6 @@ class EnginePoolEntry:
             turn_began_s=turn.began_s,
             reload_s=self.last_load.load_s if self.last_load is not None else 0.0,
             kept=turn.kept and (self.used_at_s or 0.0) <= turn.began_s,
-            closed=turn.serves is not None,
+            closed_s=turn.closed_s,
+            parkable=policy is Policy.GRACEFUL and bool(parks) and max(parks) < PARKED_ENOUGH,
         )

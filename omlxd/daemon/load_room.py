@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from omlxd.core.events import Event, EventName
@@ -95,9 +96,12 @@ class LoadRoom:
             reading = await pool.read_rest() or pool.engine.read()
             self._rested_s = pool.clock()
             room, turn = self._look(ticket, need_bytes, reading)
-            if room.kind is not RoomKind.EVICT or (turn is not None and turn.kind is not TurnKind.EVICT):
+            if turn is not None and turn.kind is TurnKind.EVICT:
+                await self._evict(ticket, room, reading, turn.models, turn.why)
+            elif turn is None and room.kind is RoomKind.EVICT:
+                await self._evict(ticket, room, reading, room.victims, room.why)
+            else:
                 return room, turn
-            await self._evict(ticket, room, reading, room.why if turn is None else turn.why)
 
     def _look(self, ticket: LoadTicket, need_bytes: int, reading: MemoryReading) -> tuple[Room, TurnDecision | None]:
         pool, entry = self._pool, ticket.entry
@@ -108,16 +112,23 @@ class LoadRoom:
         if self._fair_wait_s is None or room.kind not in (RoomKind.EVICT, RoomKind.WAIT):
             return room, None
         holders = [
-            pool.entries[each.name].holder(each)
+            pool.entries[each.name].holder(each, pool.limits.policy)
             for each in snapshot.entries
             if each.state is EntryState.LOADED and not each.pinned and each.name != entry.name
         ]
         return room, decide_turn(snapshot.now_s, ticket.waiting, room, holders, self._fair_wait_s)
 
-    async def _evict(self, ticket: LoadTicket, room: Room, reading: MemoryReading, why: str) -> None:
-        victim = room.victims[0]
+    async def _evict(
+        self, ticket: LoadTicket, room: Room, reading: MemoryReading, victims: Sequence[str], why: str
+    ) -> None:
+        """Unload the first of them; what it still runs is parked."""
+        victim = victims[0]
         ticket.tell(f"unloads `{victim}` first")
-        numbers = {"victims": list(room.victims), "need_bytes": room.need_bytes, "short_bytes": room.short_bytes}
+        numbers = {"victims": list(victims), "need_bytes": room.need_bytes, "short_bytes": room.short_bytes}
+        candidates = [
+            replace(each, chosen=True, why="its turn is over") if each.model in victims and not each.chosen else each
+            for each in room.candidates
+        ]
         await make_way(
             self._pool,
             victim,
@@ -125,7 +136,7 @@ class LoadRoom:
             trigger="load",
             why=why,
             before=reading,
-            candidates=room.candidates,
+            candidates=candidates,
             extra={**numbers, "waited_s": self._waited_s(ticket), "for_request": ticket.for_request},
         )
         ticket.evicted.append(victim)

@@ -178,12 +178,18 @@ class _LineWriter:
         self._handler.handle(logging.LogRecord("omlxd", logging.INFO, "", 0, line, None, None))
 
 
+_CLIENT_LEFT = "socket.send() raised exception."
+"""What asyncio says of a client that hung up in the middle of an answer; its request ends with an event of its own."""
+
+
 class _Bridge(logging.Handler):
     def __init__(self, emit: Emit) -> None:
         super().__init__(logging.WARNING)
         self._emit = emit
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "asyncio" and record.msg == _CLIENT_LEFT:
+            return
         try:
             self._emit(_event_of(record))
         except Exception:  # a log record may never end what it is about

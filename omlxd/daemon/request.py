@@ -25,6 +25,14 @@ class Chunk:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Why a request ends early and well, and the id of the decision behind it, if there was one."""
+
+    why: str
+    decision: str | None = None
+
+
 class Owner(Protocol):
     """Who runs a generation and can stop it (the pool)."""
 
@@ -47,6 +55,7 @@ class Generation:
         generated: the tokens of the answer so far.
         parks: how often it was parked.
         parked_at_s: since when it is parked, on the pool's clock; None when it is not.
+        cut_short: why it is to end with the text it has; None while it goes on.
         reused_tokens: how many of the prompt's tokens an earlier request had run.
         shared_tokens: how many of them are likely to begin other prompts too.
         finish_reason: set when it ended well.
@@ -68,6 +77,7 @@ class Generation:
         self.generated_tokens = 0
         self.parks = 0
         self.parked_at_s: float | None = None
+        self.cut_short: Cut | None = None
         self.finish_reason: FinishReason | None = None
         self.stop: str | None = None
         self.error: OmlxError | None = None

@@ -21,7 +21,7 @@ from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.model_files import model_folder
 from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
-from omlxd.daemon.request import Generation
+from omlxd.daemon.request import Cut, Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.daemon.wish import Prompt, Wish, tokens_left
 from omlxd.engine.protocol import GenerationOrder, LoadOrder, TextCodec
@@ -134,6 +134,9 @@ class Serving:
         generation = request.generation
         try:
             while not generation.ended:
+                if generation.cut_short is not None:
+                    await self._end_early(request, generation.cut_short)
+                    break
                 if generation.parked_at_s is None:
                     order = await self._admitted(request)
                 else:
@@ -187,8 +190,18 @@ class Serving:
             end = error
         if not generation.generated:
             raise end
-        pool.dispatch.finish(generation, FinishReason.LENGTH, end.message)
+        generation.cut_short = Cut(end.message)
         return None
+
+    async def _end_early(self, request: Request, cut: Cut) -> None:
+        """End it well, with what it has generated: also the text that was held back for more to come."""
+        generation, codec = request.generation, self._pool.engine.codec(request.entry.name)
+        if codec is not None:
+            tokens, stop = tuple(generation.generated), request.wish.stop
+            rest = await asyncio.get_running_loop().run_in_executor(self._threads, codec.held_back, tokens, stop)
+            if rest:
+                generation.push(rest, 0)
+        self._pool.dispatch.finish(generation, FinishReason.LENGTH, cut)
 
     def _order(self, request: Request, tokens: tuple[int, ...]) -> GenerationOrder:
         entry, generation, wish, limits = request.entry, request.generation, request.wish, self._pool.limits

@@ -10,20 +10,11 @@ from collections.abc import Callable, Iterator
 
 from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
 from omlxd.core.states import FinishReason
-from omlxd.core.turns import (
-    UNKNOWN_BYTES_PER_S,
-    UNKNOWN_TOKEN_S,
-    Turn,
-    Waiting,
-    chunk_tokens,
-    next_turn,
-    slice_bytes,
-)
 from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
 from omlxd.engine.loader import LoadedModel, SlicedLoad
-from omlxd.engine.pace import Pace
+from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.protocol import (
     CacheDropped,
@@ -105,33 +96,16 @@ class PlanExecutor:
             self._leave_room()
             self._decode(model)
             yield
-        if self._take_turn(bool(decoding)):
-            yield
-
-    def _take_turn(self, decoding: bool) -> bool:
-        """A chunk of the prompt, or a slice of the load, whose turn it is; False when nothing waits."""
-        now_s, load = self._clock(), self._load
-        prompts = sorted(
-            ((model, request) for model in self._models.values() for request in model.prompts),
-            key=lambda prompt: prompt[1].came_s,
-        )
-        waiting = [self._waiting_prompt(model, request, now_s) for model, request in prompts]
-        if load:
-            left_s = (load.total_bytes - load.done_bytes) / (self._pace.bytes_per_s or UNKNOWN_BYTES_PER_S)
-            waiting.append(Waiting(left_s, now_s - load.moved_s, is_load=True))
-        turn = next_turn(waiting, decoding=decoding)
-        if turn is None:
-            return False
-        if load and turn.index == len(prompts):
-            self._load_slice(load, turn)
-        else:
+        if decoding:
+            self._pace.decoded(self._clock())
+        turn = self._pace.next_turn(self._models.values(), self._load, self._clock())
+        if isinstance(turn, PromptTurn):
             self._leave_room()
-            self._prefill(*prompts[turn.index], turn)
-        return True
-
-    def _waiting_prompt(self, model: ResidentModel, request: Running, now_s: float) -> Waiting:
-        token_s = self._pace.token_s.get(model.name, UNKNOWN_TOKEN_S)
-        return Waiting(request.left_tokens * token_s, now_s - request.moved_s)
+            self._prefill(turn)
+            yield
+        elif self._load and turn:
+            self._load_slice(self._load, turn)
+            yield
 
     def _is_granted(self, model: ResidentModel) -> bool:
         """Whether the next decode step stays within what was reserved; asks once for more when it does not."""
@@ -276,13 +250,12 @@ class PlanExecutor:
         if self.started:
             mlxlm.release_memory()
 
-    def _load_slice(self, load: SlicedLoad, turn: Turn) -> None:
-        size_bytes = slice_bytes(load.total_bytes, self._pace.bytes_per_s, turn.budget_s)
+    def _load_slice(self, load: SlicedLoad, turn: LoadTurn) -> None:
         began_s, done_bytes = self._clock(), load.done_bytes
         self._gauges.unsettle()
         try:
             self._ensure_started()
-            loaded = load.step(self._plan.limits, size_bytes)
+            loaded = load.step(self._plan.limits, turn.slice_bytes)
         except OmlxError as error:
             self._end_load(load, error)
             return
@@ -320,14 +293,12 @@ class PlanExecutor:
             LoadEnded(self.next_seq(), load.order.id, load.order.model, error, self._gauges.read(at_rest=True))
         )
 
-    def _prefill(self, model: ResidentModel, prompt: Running, turn: Turn) -> None:
-        head, before = prompt.order.request, prompt.prefilled
-        granted = model.granted_chunk_tokens(prompt)
-        chunk = chunk_tokens(granted, self._pace.token_s.get(model.name), turn.budget_s)
+    def _prefill(self, turn: PromptTurn) -> None:
+        model, head, before = turn.model, turn.request.order.request, turn.request.prefilled
         self._gauges.reset_peak()
         began_s = self._clock()
         try:
-            request = model.prefill_step(prompt, chunk, self._take)
+            request = model.prefill_step(turn.request, turn.chunk_tokens, self._take)
         except Exception as error:
             model.remove({head})
             mlxlm.release_memory()
@@ -335,7 +306,7 @@ class PlanExecutor:
             return
         if request:
             request.moved_s = self._clock()
-            run_tokens = min(chunk, request.prefilled - max(before, request.reused))
+            run_tokens = min(turn.chunk_tokens, request.prefilled - max(before, request.reused))
             self._pace.prefilled(model.name, run_tokens, request.moved_s - began_s)
             total, transient = len(request.tokens), self._gauges.above_active_bytes()
             figures = (request.prefilled, total, transient, request.kv_bytes, request.reused)

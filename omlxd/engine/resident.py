@@ -47,8 +47,7 @@ class Running:
     def __post_init__(self) -> None:
         self.generated = len(self.order.generated)
         self.tokens = self.order.prompt + self.order.generated  # what an earlier stay made is run again
-        for token in self.order.generated:
-            self.text.add(token)  # told before; what it held back comes with the next token
+        self.text.replay(self.order.generated)
 
     @property
     def left_tokens(self) -> int:

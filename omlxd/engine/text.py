@@ -120,6 +120,12 @@ class ChatCodec:
             return []
         return calls if all(call.name for call in calls) else []
 
+    def held_back(self, generated: Sequence[int], stop: Sequence[str]) -> str:
+        """What streaming has not told yet of the text of these tokens."""
+        text = self.stream_text(stop)
+        text.replay(generated)
+        return text.finish()
+
     def stream_text(self, stop: Sequence[str]) -> StreamText:
         """A fresh detokenizer for one request."""
         with self._lock:
@@ -145,6 +151,11 @@ class StreamText:
         """Text that is certain now, and whether a stop sequence was completed (it is not part of the text)."""
         self._detokenizer.add_token(token)
         return self._push(self._detokenizer.last_segment)
+
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Go on behind these tokens, whose text was told before; what they held back comes with the next one."""
+        for token in tokens:
+            self.add(token)
 
     def finish(self) -> str:
         """The rest: incomplete characters and what was held back."""

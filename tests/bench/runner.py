@@ -13,12 +13,15 @@ from tests.bench import (
     cycles,
     decide,
     estimate,
+    hour,
     idle,
+    latency,
     load,
     plan,
     react,
     refusals,
     status,
+    swaps,
     throughput,
 )
 from tests.bench.report import Row
@@ -36,17 +39,20 @@ class Bench:
 
 BENCHES = (
     Bench("throughput", "tokens/s and time to first token over HTTP, against mlx_lm.server", throughput.run),
+    Bench("latency", "first token of a small resident model: idle, beside loads, beside a long prompt", latency.run),
     Bench("load", "loading in slices, against one evaluation of all weights", load.run),
     Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),
     Bench("idle", "memory, processor time and threads of a daemon that nobody uses", idle.run),
     Bench("cycles", "what is left after ten times load, generate, unload", cycles.run),
     Bench("decide", "the enforcer's decision for up to 10,000 models", decide.run),
     Bench("estimate", "what a model of 100 shards will take, from its headers", estimate.run),
+    Bench("hour", "three models under a cap for one and a half, `graceful` beside `reference`", hour.run),
     Bench(
         "adversarial", "whether the hard limit holds when everything happens at once, against no guard", adversarial.run
     ),
     Bench("cap", "what a cap costs: throughput when all fits, time when a prompt barely does", cap.run),
     Bench("refusals", "random prompts under random caps: who is refused or admitted wrongly", refusals.run),
+    Bench("swaps", "two models that do not fit together, in turns and without", swaps.run),
     Bench("plan", "`omlxd plan` for a real model, against what it then takes", plan.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
 )

@@ -67,6 +67,48 @@ def test_a_first_session(omlxd: Omlxd, manifest: Path) -> None:
 
 
 @pytest.mark.mlx
+@pytest.mark.slow
+def test_why_says_who_evicted_a_model_for_whom_and_events_go_on_also_after_a_kill_and_a_restart(
+    omlxd: Omlxd, home: Path, manifest: Path, environment: dict[str, str]
+) -> None:
+    text = manifest.read_text()
+    manifest.write_text(f'[daemon]\nmax_memory = "2M"\n{text}')  # room for one of the two
+    assert omlxd("start").returncode == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "omlxd", "events", "--json", "-n", "1000"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as events:
+        assert events.stdout is not None
+        names = [json.loads(events.stdout.readline())["event"]]
+        assert omlxd("run", "tiny", "hello", "--max-tokens", "4").returncode == 0
+        assert omlxd("run", "other", "hello", "--max-tokens", "4").returncode == 0
+
+        said = " ".join(omlxd("why", "tiny").stdout.split())
+        assert said.startswith("`tiny` is not loaded: it was unloaded at ")
+        assert "by d1 to make room for `other`, for r2" in said
+        assert "chosen: idle and least recently used" in said
+        assert "no request was ended" in said
+
+        os.kill(int((home / "omlxd.lock").read_text()), signal.SIGKILL)
+        assert omlxd("start").returncode == 0
+        while names.count("daemon_ready") < 2:
+            names.append(json.loads(events.stdout.readline())["event"])
+        events.terminate()
+        events.communicate(timeout=30)
+    assert names[0] == "daemon_starting"
+    assert names[names.index("gap") + 1] == "daemon_starting"
+
+    again = " ".join(omlxd("why", "tiny").stdout.split())
+    assert again.startswith("`tiny` has not been loaded since the daemon started at ")
+    assert "ended without a word" in again
+    assert "by d1 to make room for `other`, for r2" in again
+    assert "to `other` ended well" in omlxd("why", "r2").stdout
+
+
+@pytest.mark.mlx
 def test_restart_is_another_process(omlxd: Omlxd, manifest: Path) -> None:
     omlxd("start")
     first = json.loads(omlxd("status", "--json").stdout)["pid"]

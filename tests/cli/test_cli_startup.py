@@ -34,6 +34,7 @@ sys.stderr.write(",".join(sys.modules))
         ["limit"],
         ["logs"],
         ["logs", "--since", "10m"],
+        ["events", "--help"],
         ["why"],
         ["why", "chat", "--json"],
         ["--version"],

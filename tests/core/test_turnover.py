@@ -66,7 +66,7 @@ def wait(short_bytes: int = 200) -> Room:
             "one that gave way goes when its last request ends",
             112.0,
             LOAD,
-            replace(IDLE, idle_since_s=112.0, closed=True),
+            replace(IDLE, idle_since_s=112.0, closed_s=100.0),
             TurnKind.EVICT,
             None,
         ),
@@ -90,7 +90,9 @@ def wait(short_bytes: int = 200) -> Room:
         ("then it takes nothing new", 108.0, LOAD, BUSY, TurnKind.CLOSE, None),
         ("no turn is longer than the bound", 109.0, LOAD, replace(BUSY, reload_s=30.0), TurnKind.WAIT, 110.0),
         ("a quick one makes it no shorter than this", 100.3, LOAD, replace(BUSY, reload_s=0.001), TurnKind.WAIT, 100.4),
-        ("its door is closed once", 120.0, LOAD, replace(BUSY, closed=True), TurnKind.WAIT, None),
+        ("its door is closed once", 120.0, LOAD, replace(BUSY, closed_s=100.0), TurnKind.WAIT, None),
+        ("what it runs may end", 119.9, LOAD, replace(BUSY, closed_s=110.0, parkable=True), TurnKind.WAIT, 120.0),
+        ("or is parked then", 120.0, LOAD, replace(BUSY, closed_s=110.0, parkable=True), TurnKind.EVICT, None),
         ("nobody gives way when nobody waits", 500.0, replace(LOAD, wanted=False), BUSY, TurnKind.WAIT, None),
     ],
 )  # fmt: skip
@@ -119,7 +121,7 @@ def test_no_door_is_closed_when_that_would_not_make_room() -> None:
 
 
 def test_a_model_that_gives_way_already_is_not_spared_for_another() -> None:
-    leaving = replace(BUSY, name="leaving", turn_began_s=95.0, closed=True)
+    leaving = replace(BUSY, name="leaving", turn_began_s=95.0, closed_s=100.0)
     assert decide_turn(200.0, LOAD, wait(500), [BUSY, leaving], FAIR_S).kind is TurnKind.WAIT
 
 
@@ -132,7 +134,8 @@ holders = st.builds(
     turn_began_s=st.floats(0, 50),
     reload_s=st.floats(0, 100),
     kept=st.booleans(),
-    closed=st.booleans(),
+    closed_s=st.none() | st.floats(90, 100),
+    parkable=st.booleans(),
 )
 
 
@@ -153,7 +156,7 @@ def test_whatever_stands_in_the_way_is_told_to_go_within_the_bound(
         room = evict(*(each.name for each in free))
         bound_s = max(now_s, since_s + fair_wait_s, *(each.turn_began_s + 2.0 for each in free))
     elif sum(each.held_bytes for each in pool) >= short_bytes:
-        room, bound_s = wait(short_bytes), max(now_s, since_s + fair_wait_s)
+        room, bound_s = wait(short_bytes), max(now_s, since_s + fair_wait_s, 100.0 + max(fair_wait_s, 2.0))
     else:
         assert decide_turn(now_s, load, wait(short_bytes), pool, fair_wait_s).kind is TurnKind.WAIT
         return
@@ -168,6 +171,8 @@ def test_whatever_stands_in_the_way_is_told_to_go_within_the_bound(
         assert turn.kind is TurnKind.EVICT
     elif turn.kind is TurnKind.CLOSE:
         assert all(named[name].busy and not named[name].closed for name in turn.models)
+    elif turn.kind is TurnKind.EVICT:
+        assert all(named[name].busy and named[name].closed and named[name].parkable for name in turn.models)
     else:  # enough is on its way already
         leaving = sum(each.held_bytes for each in pool if each.closed or not each.busy)
         assert leaving >= short_bytes

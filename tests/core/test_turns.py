@@ -13,6 +13,7 @@ from omlxd.core.turns import (
     LONE_STEP_S,
     MOST_SLICE_BYTES,
     PATIENCE_S,
+    QUIET_S,
     STEP_S,
     Waiting,
     chunk_tokens,
@@ -49,18 +50,19 @@ def load(left_s: float, still_s: float = 0.0) -> Waiting:
     ],
 )
 def test_whose_turn_it_is(waiting: list[Waiting], index: int, budget_s: float) -> None:
-    turn = next_turn(waiting, decoding=False)
+    turn = next_turn(waiting, QUIET_S)
     assert turn is not None
     assert (turn.index, turn.budget_s) == (index, budget_s)
 
 
 def test_nobody_waits() -> None:
-    assert next_turn([], decoding=True) is None
+    assert next_turn([], 0.0) is None
 
 
-def test_beside_answers_that_are_being_decoded_every_turn_is_short() -> None:
+@pytest.mark.parametrize("quiet_s", [0.0, 0.9 * QUIET_S])
+def test_while_answers_are_decoded_and_shortly_after_every_turn_is_short(quiet_s: float) -> None:
     for waiting in ([prompt(30)], [load(1)], [prompt(3), prompt(5)]):
-        turn = next_turn(waiting, decoding=True)
+        turn = next_turn(waiting, quiet_s)
         assert turn is not None
         assert turn.budget_s == STEP_S
 
@@ -138,9 +140,9 @@ class Simulation:
             self.waiting.append(Work(left_s, is_load, self.now_s))
             self.next_s += pause_s
 
-    def turn(self, *, decoding: bool) -> None:
+    def turn(self, quiet_s: float) -> None:
         seen = [Waiting(work.left_s, self.now_s - work.moved_s, work.is_load) for work in self.waiting]
-        turn = next_turn(seen, decoding=decoding)
+        turn = next_turn(seen, quiet_s)
         if turn is None:
             self.now_s = self.next_s
             return
@@ -166,16 +168,16 @@ class Simulation:
 arrivals = st.lists(st.tuples(st.floats(0, 2), st.floats(0.01, 5), st.booleans()), min_size=1, max_size=25)
 
 
-@given(arrivals, st.booleans())
+@given(arrivals, st.sampled_from([0.0, QUIET_S]))
 def test_neither_the_oldest_prompt_nor_the_load_stands_still_for_long_and_all_work_ends(
-    coming: list[tuple[float, float, bool]], decoding: bool
+    coming: list[tuple[float, float, bool]], quiet_s: float
 ) -> None:
     simulation, longest_s = Simulation(coming), 0.0
     work_s = sum(left_s for _, left_s, _ in coming)
     for _ in range(10 + 2 * len(coming) + int(work_s / STEP_S)):
         simulation.arrive()
         longest_s = max(longest_s, simulation.stood_still_s())
-        simulation.turn(decoding=decoding)
+        simulation.turn(quiet_s)
     assert not simulation.coming
     assert not simulation.waiting
     # The step that runs when its patience ends, and one of the other who has lost it too.
@@ -185,7 +187,7 @@ def test_neither_the_oldest_prompt_nor_the_load_stands_still_for_long_and_all_wo
 def test_a_long_prompt_gets_on_beside_short_ones_that_never_end() -> None:
     now_s, moved_s, steps = 0.0, 0.0, 0
     for _ in range(700):
-        turn = next_turn([prompt(100.0, now_s - moved_s), prompt(0.09)], decoding=True)
+        turn = next_turn([prompt(100.0, now_s - moved_s), prompt(0.09)], 0.0)
         assert turn is not None
         now_s += STEP_S
         if turn.index == 0:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
 
 from omlxd.core.events import Event, EventName
-from omlxd.daemon.bus import EventBus
+from omlxd.daemon.bus import EventBus, Missed, Quiet
+from omlxd.daemon.event_stream import follow
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import turns
 
+T = TypeVar("T")
 PINNED = Event(EventName.PINNED, model="chat")
 
 
@@ -68,3 +72,83 @@ async def test_an_event_that_comes_while_a_listener_is_busy_is_not_missed() -> N
     bus.close()
     await task
     assert seen == [1, 2, 3, 4, 5]
+
+
+async def take(stream: AsyncGenerator[T, None], count: int) -> list[T]:
+    return [await anext(stream) for _ in range(count)]
+
+
+@on_virtual_time
+async def test_a_listener_that_falls_behind_loses_the_oldest_and_is_told_how_many() -> None:
+    bus = EventBus(keep=10)
+    bus.emit(PINNED)
+    stream = bus.follow()
+    first = await anext(stream)
+    for _ in range(25):
+        bus.emit(PINNED)
+    told = await take(stream, 11)
+    assert isinstance(first, Event)
+    assert told[0] == Missed(15, 16)
+    assert [each.seq for each in told[1:] if isinstance(each, Event)] == list(range(17, 27))
+    await stream.aclose()
+
+
+@on_virtual_time
+async def test_a_number_that_is_long_gone_is_answered_with_what_is_missing() -> None:
+    bus = EventBus(keep=3)
+    for _ in range(9):
+        bus.emit(PINNED)
+    for since, expected in ((2, Missed(4, 6)), (6, 7), (0, 7)):
+        stream = bus.follow(since)
+        found = await anext(stream)
+        assert (found if isinstance(found, Missed) else found.seq) == expected
+        await stream.aclose()
+
+
+@on_virtual_time
+async def test_silence_is_told_again_and_again_and_ends_with_an_event() -> None:
+    bus = EventBus()
+    bus.emit(PINNED)
+    stream = bus.follow(1, quiet_s=15.0)
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    assert await take(stream, 2) == [Quiet(1), Quiet(1)]
+    assert loop.time() - begun_s == 30.0
+    waiting = asyncio.ensure_future(anext(stream))
+    await turns()
+    bus.emit(PINNED)
+    assert (await waiting).seq == 2
+    assert loop.time() - begun_s == 30.0
+    await stream.aclose()
+
+
+async def marks(bus: EventBus, count: int, **options: Any) -> list[Any]:
+    stream = follow(bus, "now", **options)
+    found = await take(stream, count)
+    await stream.aclose()
+    return found
+
+
+@on_virtual_time
+async def test_a_client_of_this_run_goes_on_and_one_of_another_gets_all() -> None:
+    bus = EventBus(clock=lambda: 1.0)
+    for _ in range(3):
+        bus.emit(PINNED)
+    heartbeat = {"event": "heartbeat", "seq": 3, "run": "now"}
+    gap = {"event": "gap", "seq": 0, "missed": None}
+    events = [event.to_json() for event in bus.since()]
+    assert await marks(bus, 2, since=2, of_run="now") == [heartbeat, events[2]]
+    assert await marks(bus, 2, since=2) == [heartbeat, events[2]]
+    assert await marks(bus, 5, since=2, of_run="before") == [gap, heartbeat, *events]
+    assert await marks(bus, 5, since=700) == [gap, heartbeat, *events]
+    assert await marks(bus, 4, since=0, of_run="before") == [heartbeat, *events]
+
+
+@on_virtual_time
+async def test_a_stream_tells_of_a_gap_and_of_silence() -> None:
+    bus = EventBus(keep=2)
+    for _ in range(5):
+        bus.emit(PINNED)
+    found = await marks(bus, 5, since=1, heartbeat_s=15.0)
+    assert [each.get("missed", each["seq"]) for each in found] == [5, 2, 4, 5, 5]
+    assert [each["event"] for each in found] == ["heartbeat", "gap", "pinned", "pinned", "heartbeat"]

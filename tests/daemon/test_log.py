@@ -176,6 +176,14 @@ def test_errors_of_libraries_become_events_and_stop_doing_so_at_the_end() -> Non
     assert logging.getLogger("asyncio").handlers == []
 
 
+def test_a_client_that_hangs_up_in_the_middle_of_an_answer_is_no_fault() -> None:
+    events: list[Event] = []
+    with libraries_to(events.append):
+        logging.getLogger("asyncio").warning("socket.send() raised exception.")
+        logging.getLogger("asyncio").warning("something else")
+    assert [event.fields["message"] for event in events] == ["something else"]
+
+
 def test_a_trace_names_the_frames_and_the_type_and_quotes_no_message() -> None:
     try:
         json.loads(PROMPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import MIB
 from tests.daemon.test_admission import TOKEN, orders, scene_of, start
 from tests.fakes.clock import on_virtual_time
+from tests.fakes.engine import FakeCodec
 from tests.fakes.pools import Scene, turns, until, until_decoding
 
 BLOCK = 256 * TOKEN
@@ -419,3 +421,57 @@ async def test_speed_does_not_count_the_pause() -> None:
         assert before is not None
         assert generation.tokens_per_s == pytest.approx(before, rel=0.1)
         assert scene.states == {"a": EntryState.LOADED.value}
+
+
+@on_virtual_time
+async def test_for_the_oldests_next_block_the_newest_is_parked_and_both_answers_are_whole() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        guarded(scene, 100 + 6 * 16)
+        old, new = start(pool, "a", 200, max_tokens=600), start(pool, "a", 200, max_tokens=600)
+        assert await asyncio.gather(old.text(), new.text()) == [words(600), words(600)]
+        assert (old.parks, new.parks) == (0, 1)
+        assert scene.engine.peak <= (100 + 6 * 16) * MIB
+        (decision,) = scene.named(EventName.DECISION)
+        assert (decision.fields["action"], decision.fields["requests"]) == ("park", [new.id])
+
+
+@on_virtual_time
+async def test_a_block_past_the_hard_limit_that_nobody_can_give_ends_the_request_well() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        scene.enforcer(0, hard_mib=200, policy=Policy.GRACEFUL).start()
+        generation = start(pool, "a", 100)
+        text = await generation.text()
+        assert text == words(generation.generated_tokens)
+        assert (generation.finish_reason, generation.generated_tokens > 1000) == (FinishReason.LENGTH, True)
+        assert scene.engine.peak <= 200 * MIB
+        await until(lambda: bool(scene.named(EventName.DECISION)))
+        (decision,) = scene.named(EventName.DECISION)
+        assert (decision.fields["action"], decision.fields["requests"]) == ("cut_short", [generation.id])
+        (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert event.decision == decision.decision
+        assert "would pass the hard limit" in event.fields["reason"]
+
+
+class HoldingCodec(FakeCodec):
+    """One that holds something back until it is asked for the rest."""
+
+    def held_back(self, generated: Sequence[int], stop: Sequence[str]) -> str:
+        return f"and {len(generated)} held back{''.join(stop)}"
+
+
+@on_virtual_time
+async def test_who_ends_early_gets_what_was_held_back_too() -> None:
+    scene = scene_of({"a": 100}, park_deadline_s=1.0)
+    async with scene.pool as pool:
+        guarded(scene)
+        await pool.load("a")
+        scene.engine._codecs["a"] = HoldingCodec()
+        generation = pool.generate("a", tokens=[1] * 300, max_tokens=500, stop="!")
+        await until(lambda: generation.generated_tokens > 10)
+        await blocked(scene)
+        await parked(pool, generation)
+        had = generation.generated_tokens
+        assert await generation.text() == f"{words(had)}and {had} held back!"
+        assert generation.generated_tokens == had

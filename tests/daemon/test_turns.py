@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from omlxd.core.errors import LoadCancelled
 from omlxd.core.events import EventName
+from omlxd.core.memory import Policy
 from omlxd.daemon.request import Generation
 from tests.fakes.clock import on_virtual_time, run
 from tests.fakes.pools import Scene, until, until_decoding
@@ -53,7 +54,7 @@ async def test_a_model_that_is_never_idle_gives_way_within_the_bound_and_loses_n
 async def test_a_load_is_not_busy_however_long_the_others_request_takes_and_that_one_is_not_cut_short() -> None:
     scene = Scene({"a": 600, "b": 600}, step_s=1.0, answer_tokens=None, load_wait_s=5.0)
     async with scene.pool as pool:
-        scene.enforcer(1000).start()
+        scene.enforcer(1000, policy=Policy.REFERENCE).start()
         long = pool.generate("a", prompt="hi", max_tokens=300)
         await until_decoding(long)
         waiting = pool.generate("b", prompt="hi", max_tokens=4)
@@ -63,6 +64,24 @@ async def test_a_load_is_not_busy_however_long_the_others_request_takes_and_that
         assert long.generated_tokens == 300
         assert late.generated_tokens == 0
         assert (await late.text()).split() == ["tok0", "tok1", "tok2", "tok3"]
+
+
+@on_virtual_time
+async def test_gracefully_a_request_that_takes_very_long_is_parked_for_the_others_turn_and_then_goes_on() -> None:
+    scene = Scene({"a": 600, "b": 600}, step_s=1.0, answer_tokens=None, fair_wait_s=4.0)
+    async with scene.pool as pool:
+        scene.enforcer(1000, policy=Policy.GRACEFUL).start()
+        long = pool.generate("a", prompt="hi", max_tokens=100)
+        await until_decoding(long)
+        waiting = pool.generate("b", prompt="hi", max_tokens=4)
+        await waiting.text()
+        assert 0 < long.generated_tokens < 30
+        assert (waiting.first_token_s or 0.0) <= 2 * 4.0 + 15.0  # a load takes ten steps
+        assert (await long.text()).split() == [f"tok{number}" for number in range(100)]
+    (parked,) = scene.named(EventName.REQUEST_PARKED)
+    (decision, *_) = scene.named(EventName.DECISION)
+    assert (parked.decision, parked.model) == (decision.decision, "a")
+    assert [each["why"] for each in decision.fields["candidates"]] == ["its turn is over"]
 
 
 @on_virtual_time

@@ -173,7 +173,7 @@ def test_copies_share_memory_until_they_are_written_to(tiny_model: Callable[...,
 def test_a_row_is_extracted_with_every_token_that_was_returned_for_it(tiny_model: Callable[..., Path]) -> None:
     def work() -> list[tuple[int, int]]:
         model, _ = mlxlm.load_lazy(tiny_model())
-        batch, sampler = mlxlm.DecodeBatch(model, 8, 256), mlxlm.make_sampler(Sampling())
+        batch, sampler = mlxlm.DecodeBatch(model, 8, 256), make_sampler(Sampling())
         lengths = dict.fromkeys((batch.insert([9, 30, 77, 12], sampler), batch.insert([5, 6], sampler)), 0)
         prompts = dict(zip(lengths, (4, 2), strict=True))
         for _ in range(5):

@@ -187,3 +187,14 @@ def test_the_prefill_of_a_resumed_request_counts_what_it_had_generated(
     assert [event.done for event in driver.seen if isinstance(event, Prefilled)] == [50, 100, 130]
     assert {event.total for event in driver.seen if isinstance(event, Prefilled)} == {130}
     assert sum(event.tokens for event in driver.seen if isinstance(event, Generated)) == 10
+
+
+def test_what_streaming_holds_back_is_known_for_an_answer_that_is_cut_short(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model())
+    codec = driver.engine.codec("m")
+    assert codec is not None
+    tokens = codec.encode_text("so far E")
+    assert codec.held_back(tokens, ("END",)) == "E"
+    assert codec.held_back(tokens, ()) == ""

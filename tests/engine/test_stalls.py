@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omlxd.core.states import FinishReason
-from omlxd.engine import mlxlm
+from omlxd.engine import sampling
 from omlxd.engine.thread import EngineThread
 from tests.engine.driver import DEADLINE_S, Driver, generation
 
@@ -27,8 +27,8 @@ def test_a_stuck_step_counts_its_seconds_and_shows_where_it_stands(
         go_on.wait(DEADLINE_S)
         return greedy(logprobs)
 
-    greedy = mlxlm.make_sampler(generation("", "", [1]).sampling)
-    monkeypatch.setattr(mlxlm, "make_sampler", lambda sampling, position=0: stuck)
+    greedy = sampling.make_sampler(generation("", "", [1]).sampling)
+    monkeypatch.setattr(sampling, "make_sampler", lambda *_: stuck)
     driver = Driver(EngineThread(clock=lambda: time.monotonic() + ahead_s[0]))
     try:
         driver.load("m", tiny_model())

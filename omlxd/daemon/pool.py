@@ -196,6 +196,20 @@ class EnginePool:
         await self._serving.until_loaded(entry, on_progress=on_progress)
         return entry
 
+    async def preload(self, name: str) -> EnginePoolEntry:
+        """Load the model if it fits as things are: nobody makes way for it.
+
+        Raises:
+            UnknownModel: no such model.
+            DoesNotFit: it can never fit, or not beside what is loaded.
+            Busy, LoadCancelled, LoadFailed, ShuttingDown: as from `load`.
+        """
+        entry = self.resolve(name)
+        self._check_admitting()
+        self.bind()
+        await self._loads.preload(entry)
+        return entry
+
     async def unload(self, name: str, *, now: bool = False, drain_timeout_s: float | None = None) -> UnloadResult:
         """Unload the model, pinned or not; a load in progress is cancelled instead.
 

@@ -67,7 +67,7 @@ class MemoryView:
 
     `committed` is what has been promised: weights of loaded, loading and unloading models, and KV caches with the
     blocks they grow into; `prefix_cache` is what ended requests have left for later ones, reclaimable at any time;
-    `unaccounted` is what is used and belongs to no model.
+    `unaccounted` is what is used and belongs to no model. `binding` and `hard_binding` are what sets the two limits.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
     the hard limit then, and `over_hard_bytes` by how much at worst; both stay 0 while the limit holds.
     """
@@ -83,6 +83,7 @@ class MemoryView:
     soft_limit: int
     hard_limit: int
     binding: str
+    hard_binding: str
     system_total: int
     system_available: int
     samples: int = 0

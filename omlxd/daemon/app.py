@@ -6,19 +6,21 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import omlxd
 from omlxd.core.errors import OmlxError
-from omlxd.core.limits import Machine
-from omlxd.core.manifest import Manifest
+from omlxd.core.limits import Machine, resolve_limits
+from omlxd.core.manifest import Manifest, max_memory_bytes
 from omlxd.core.states import DaemonState, StatusView
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.monitor import MemoryMonitor
+from omlxd.daemon.planning import Surroundings, default_backend, limits_in_force, neighbours_of, planner_of
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.state_file import StateFile
+from omlxd.daemon.tallies import Tallies
 
 
 class StopOrder:
@@ -50,6 +52,7 @@ class Daemon:
     state: DaemonState = DaemonState.STARTING
     api: str | None = None
     started_at: float = field(default_factory=time.time)
+    tallies: Tallies = field(default_factory=Tallies)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
     _started_s: float = field(default_factory=time.monotonic)
 
@@ -75,6 +78,22 @@ class Daemon:
             recent_decisions=monitor.recent_decisions(),
             api=self.api,
             stalled_s=monitor.stalled_s() or None,
+        )
+
+    def surroundings(self, max_memory: str | None = None) -> Surroundings:
+        """What a plan is made in now; with another soft limit where one is given. Raises InvalidRequest."""
+        monitor = self.monitor
+        memory = monitor.memory()
+        limits = limits_in_force(asdict(memory))
+        if max_memory is not None:
+            limits = resolve_limits(max_memory_bytes(max_memory, self.machine), None, self.machine)
+        neighbours = neighbours_of([asdict(view) for view in monitor.models()])
+        return Surroundings(
+            manifest=self.manifest,
+            planner=planner_of(self.manifest, limits, neighbours, memory.unaccounted),
+            state=self.state_file.state,
+            backend=monitor.backend() or default_backend(),
+            running=True,
         )
 
     def in_background(self, work: Coroutine[Any, Any, Any]) -> None:

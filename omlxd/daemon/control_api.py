@@ -22,6 +22,7 @@ from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, StopBody,
 from omlxd.daemon.http_errors import CONTROL_PREFIX, JsonResponse, NoSuchRequest
 from omlxd.daemon.limit_change import change_limit
 from omlxd.daemon.load_ticket import LoadStatus
+from omlxd.daemon.planning import make_plan, plan_json
 from omlxd.daemon.streams import NDJSON, Stream
 
 _ABORT_TIMEOUT_S = 10.0
@@ -41,6 +42,7 @@ def routes(daemon: Daemon) -> list[Route]:
         Route(f"{CONTROL_PREFIX}/limits", api.limits, methods=["PATCH"]),
         Route(f"{CONTROL_PREFIX}/requests", api.requests, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/requests/{{id}}", api.abort, methods=["DELETE"]),
+        Route(f"{CONTROL_PREFIX}/plan", api.plan, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/events", api.events, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/stop", api.stop, methods=["POST"]),
     ]
@@ -114,6 +116,16 @@ class _ControlApi:
             pass  # aborted all the same: a step that takes this long shows as stalled
         return _answer(id=request_id, aborted=True)
 
+    async def plan(self, request: Request) -> Response:
+        """What `omlxd plan --json` says; the files are read in a thread."""
+        names = request.query_params.getlist("model")
+        tokens, rows = _whole(request, "context"), _whole(request, "concurrency", "1")
+        if rows < 1:
+            raise InvalidRequest("`concurrency` must be at least 1", details={"param": "concurrency"})
+        surroundings = self._daemon.surroundings(request.query_params.get("max_memory"))
+        made = await asyncio.to_thread(make_plan, surroundings, names, tokens or None, rows)
+        return JsonResponse(plan_json(surroundings, made))
+
     async def events(self, request: Request) -> Response:
         since, following = _whole(request, "since"), _flag(request, "follow")
         return Stream(self._events(since, request.query_params.get("run"), following=following), NDJSON)
@@ -180,8 +192,8 @@ def _line(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, default=repr, separators=(",", ":")).encode() + b"\n"
 
 
-def _whole(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "0")
+def _whole(request: Request, name: str, default: str = "0") -> int:
+    text = request.query_params.get(name, default)
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise InvalidRequest(f"`{name}` must be a whole number", details={"param": name})
     return int(text)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from omlxd.core.errors import DoesNotFit, InvalidRequest, OmlxError, RequestAborted
-from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.core.errors import OmlxError
+from omlxd.core.events import Event, EventName
 from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason
@@ -17,6 +17,7 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
 from omlxd.daemon.refusals import decision_behind
 from omlxd.daemon.request import Cut, Generation
+from omlxd.daemon.request_log import RequestLog
 from omlxd.engine.protocol import (
     CacheDropped,
     EngineEvent,
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
 
 
+NO_CUT: Final = Cut("")
+
+
 class Leaving(Enum):
     """Why a request was taken out of the plan; what the engine tells of it meanwhile counts unless it is dropped."""
 
@@ -58,8 +62,7 @@ class Attempt:
     started: bool = False
     prefilled_tokens: int = 0
     leaving: Leaving | None = None
-    why: str = ""
-    decision: str | None = None
+    cut: Cut = NO_CUT
 
 
 class Dispatch:
@@ -67,6 +70,7 @@ class Dispatch:
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
+        self.log = RequestLog(pool.emit, pool.decisions)
         self._attempts: dict[str, Attempt] = {}
         self.backend: str | None = None
 
@@ -100,7 +104,7 @@ class Dispatch:
         if attempt is None or attempt.leaving is not None:
             return False
         parks = attempt.generation.parks
-        self._leave(attempt, Leaving.PARKED, why, decision)
+        self._leave(attempt, Leaving.PARKED, Cut(why, decision))
         await asyncio.wait([attempt.gone])
         return attempt.generation.parks > parks
 
@@ -109,7 +113,7 @@ class Dispatch:
         attempt = self._stay_of(request)
         if attempt is not None:
             leaving = Leaving.CUT_SHORT if attempt.generation.generated else Leaving.PARKED
-            self._leave(attempt, leaving, why, decision)
+            self._leave(attempt, leaving, Cut(why, decision))
             await asyncio.wait([attempt.gone])
 
     def take_out(self, model: str, error: OmlxError) -> None:
@@ -117,7 +121,7 @@ class Dispatch:
         parks = self._pool.limits.policy is Policy.GRACEFUL
         for attempt in self._of(model):
             if parks and attempt.started:
-                self._leave(attempt, Leaving.PARKED, "its model was unloaded", decision_behind(error))
+                self._leave(attempt, Leaving.PARKED, Cut("its model was unloaded", decision_behind(error)))
                 continue
             if attempt.started:
                 self._end(attempt.generation, error)
@@ -148,38 +152,8 @@ class Dispatch:
 
     def finish(self, generation: Generation, reason: FinishReason, cut: Cut | None = None) -> None:
         """It ended well, with the text it has; `cut` says what kept it from going on."""
-        if not generation.finish(reason):
-            return
-        fields = {
-            "finish_reason": reason.value,
-            "prompt_tokens": generation.prompt_tokens,
-            "generated_tokens": generation.generated_tokens,
-            "first_token_s": generation.first_token_s,
-            "tokens_per_s": generation.tokens_per_s,
-            "age_s": generation.age_s,
-            "parks": generation.parks,
-            **({} if cut is None else {"reason": cut.why}),
-        }
-        self._tell(EventName.REQUEST_FINISHED, generation, fields, None if cut is None else cut.decision)
-
-    def tell_end(self, generation: Generation, error: OmlxError) -> None:
-        """Emit how a request ended badly, and set it down to the decision that ended it."""
-        decision = decision_behind(error)
-        if decision is not None:
-            self._pool.decisions.cost(decision, generation.id)
-        name = EventName.REQUEST_FAILED
-        if isinstance(error, RequestAborted):
-            name = EventName.REQUEST_ABORTED
-        elif isinstance(error, InvalidRequest | DoesNotFit):
-            name = EventName.REQUEST_REFUSED
-        level = EventLevel.WARNING if name is EventName.REQUEST_FAILED else EventLevel.INFO
-        fields = {
-            "error": error.to_json(),
-            "prompt_tokens": generation.prompt_tokens,
-            "generated_tokens": generation.generated_tokens,
-            "age_s": generation.age_s,
-        }
-        self._emit(Event(name, level, model=generation.model, request=generation.id, decision=decision, fields=fields))
+        if generation.finish(reason):
+            self.log.finished(generation, cut)
 
     def handle(self, events: Sequence[EngineEvent]) -> None:
         """Apply a batch of events, in order."""
@@ -275,31 +249,20 @@ class Dispatch:
             return None
         if not attempt.started:
             attempt.started = True
-            self._tell_begin(attempt.generation)
+            self.log.runs(attempt.generation, attempt.generation.resume())
         return attempt
-
-    def _tell_begin(self, generation: Generation) -> None:
-        """Once that it has started; and each time it comes back."""
-        parked_s = generation.resume()
-        if not generation.started:
-            generation.started = True
-            fields = {"prompt_tokens": generation.prompt_tokens, "waited_s": generation.age_s}
-            self._tell(EventName.REQUEST_STARTED, generation, fields)
-        if parked_s is not None:
-            counts = {"generated_tokens": generation.generated_tokens, "parks": generation.parks}
-            self._tell(EventName.REQUEST_RESUMED, generation, {**counts, "parked_s": parked_s})
 
     def _end(self, generation: Generation, error: OmlxError) -> None:
         if generation.fail(error):
-            self.tell_end(generation, error)
+            self.log.failed(generation, error)
 
-    def _leave(self, attempt: Attempt, leaving: Leaving, why: str = "", decision: str | None = None) -> None:
+    def _leave(self, attempt: Attempt, leaving: Leaving, cut: Cut = NO_CUT) -> None:
         """Take it out of the plan; its memory is back when the engine says so."""
         if attempt.leaving is not None:
             if leaving is Leaving.DROPPED:  # it ended while it was being parked
                 attempt.leaving = leaving
             return
-        attempt.leaving, attempt.why, attempt.decision = leaving, why, decision
+        attempt.leaving, attempt.cut = leaving, cut
         request, link = attempt.order.request, self._pool.link
         del link.wanted.requests[request]
         link.changed()
@@ -319,42 +282,20 @@ class Dispatch:
         attempt.entry.in_engine.discard(generation.id)
         self._pool.door.release(attempt.entry, generation.id)
         if leaving is Leaving.CUT_SHORT:
-            generation.cut_short = Cut(attempt.why, attempt.decision)
-            self._cost(attempt)
+            generation.cut_short = attempt.cut
+            self.log.cost(generation, attempt.cut.decision)
         elif leaving is Leaving.PARKED and not generation.ended:
-            self._park(attempt, freed_bytes)
+            generation.park()
+            self.log.parked(generation, freed_bytes, attempt.cut)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()
-
-    def _park(self, attempt: Attempt, freed_bytes: int) -> None:
-        generation = attempt.generation
-        generation.park()
-        self._cost(attempt)
-        fields = {
-            "reason": attempt.why,
-            "prompt_tokens": generation.prompt_tokens,
-            "generated_tokens": generation.generated_tokens,
-            "freed_bytes": freed_bytes,
-            "parks": generation.parks,
-        }
-        self._tell(EventName.REQUEST_PARKED, generation, fields, attempt.decision)
 
     def _stay_of(self, request: str) -> Attempt | None:
         return next((each for each in self._attempts.values() if each.generation.id == request), None)
 
     def _of(self, model: str) -> list[Attempt]:
         return [attempt for attempt in self._attempts.values() if attempt.entry.name == model]
-
-    def _tell(
-        self, name: EventName, generation: Generation, fields: Mapping[str, object], decision: str | None = None
-    ) -> None:
-        self._emit(Event(name, model=generation.model, request=generation.id, decision=decision, fields=fields))
-
-    def _cost(self, attempt: Attempt) -> None:
-        """Set it down to the decision that took it out."""
-        if attempt.decision is not None:
-            self._pool.decisions.cost(attempt.decision, attempt.generation.id)
 
     def _emit(self, event: Event) -> None:
         self._pool.emit(event)

@@ -1,4 +1,4 @@
-"""What is behind the two doors: the control API on the Unix socket, the model APIs and health on both."""
+"""What is behind the two doors: the control API on the Unix socket, the model APIs, health and metrics on both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.states import DaemonState, Level
-from omlxd.daemon import anthropic_api, control_api, openai_api
+from omlxd.daemon import anthropic_api, control_api, metrics, openai_api
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.http_errors import JsonResponse, answer_http_exception, answer_omlx_error, answer_unexpected
@@ -21,7 +21,8 @@ from omlxd.daemon.http_errors import JsonResponse, answer_http_exception, answer
 def front_door(daemon: Daemon, rules: TcpRules | None) -> FrontDoor:
     """The application for both doors."""
     health_route = Route("/health", _health_route(daemon), methods=["GET"])
-    shared: list[BaseRoute] = [*openai_api.routes(daemon), *anthropic_api.routes(daemon), health_route]
+    model_apis = [*openai_api.routes(daemon), *anthropic_api.routes(daemon)]
+    shared: list[BaseRoute] = [*model_apis, health_route, *metrics.routes(daemon)]
     return FrontDoor(
         unix=_application([*control_api.routes(daemon), *shared]),
         tcp=_application(shared),

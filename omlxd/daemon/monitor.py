@@ -39,6 +39,7 @@ class MemoryMonitor:
             soft_limit=limits.soft_bytes,
             hard_limit=limits.hard_bytes,
             binding=limits.binding,
+            hard_binding=limits.hard_binding,
             system_total=reading.system_total_bytes,
             system_available=reading.system_available_bytes,
             samples=sampled.samples,

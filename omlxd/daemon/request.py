@@ -27,7 +27,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Why a request ends early and well, and the id of the decision behind it, if there was one."""
+    """Why a request is parked or ends early and well, and the id of the decision behind it, if there was one."""
 
     why: str
     decision: str | None = None

@@ -237,7 +237,7 @@ class Serving:
     def _fail(self, generation: Generation, error: OmlxError) -> bool:
         failed = generation.fail(fresh(error))
         if failed:
-            self._pool.dispatch.tell_end(generation, error)
+            self._pool.dispatch.log.failed(generation, error)
         return failed
 
     def _ended(self, entry: EnginePoolEntry, generation: Generation) -> None:

@@ -55,6 +55,7 @@ async def assemble(
         state_file=state_file,
         stop=stop,
     )
+    bus.add_sink(daemon.tallies.count)
     _restore(daemon, saved)
     await _check_pins(daemon)
     _learn(daemon)

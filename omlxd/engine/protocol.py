@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from omlxd.core.errors import OmlxError
+from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.core.reply import ReplyFormat
 from omlxd.core.states import FinishReason
@@ -418,6 +419,10 @@ class Engine(Protocol):
 
     def sampled(self) -> Sampled:
         """What was seen of `active + cache` while there was work."""
+        ...
+
+    def step_times(self) -> Histogram:
+        """How long steps took, in seconds; it goes on counting."""
         ...
 
     def codec(self, model: str) -> TextCodec | None:

@@ -18,12 +18,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
+from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
 from omlxd.engine.loader import read_codec
 from omlxd.engine.protocol import LoadOrder, OverLimit, Plan, Post, Sampled, TextCodec
+
+STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 class EngineThread:
@@ -55,6 +58,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="omlxd-mlx", daemon=True)
         self._progress_at: float | None = None
         self._codecs: dict[str, TextCodec] = {}
+        self._step_times = Histogram(STEP_BOUNDS_S)
 
     # --- called on the loop's thread
 
@@ -101,6 +105,10 @@ class EngineThread:
     def sampled(self) -> Sampled:
         """What the sampler has seen of `active + cache`."""
         return self.sampler.sampled
+
+    def step_times(self) -> Histogram:
+        """How long steps took, in seconds."""
+        return self._step_times
 
     def codec(self, model: str) -> TextCodec | None:
         """The tokenizer of a model that was loaded or asked for its tokenizer at least once."""
@@ -160,13 +168,16 @@ class EngineThread:
         if self._progress_at is None:
             self._progress_at = self._clock()
             self.sampler.work(True)
+        began_s = self._clock()
         for _ in self._executor.steps():
             self._progress_at = self._clock()
+            self._step_times.add(self._progress_at - began_s)
             self._executor.keep_under_hard()
             self._executor.measure_kv()
             self._flush()
             if self._stand_still_when_over() or self._closing:
                 return
+            began_s = self._clock()
 
     def _follow(self) -> None:
         plan = self._plan

@@ -53,14 +53,18 @@ class RunningDaemon:
 
 
 @contextmanager
-def our_daemon(home: Path, models: Mapping[str, Path], **settings: Any) -> Iterator[RunningDaemon]:
-    """Start a daemon that knows `models`, with these keys of `[daemon]`; stopped at the end."""
+def our_daemon(
+    home: Path, models: Mapping[str, Path], *, ttl: Mapping[str, str] | None = None, **settings: Any
+) -> Iterator[RunningDaemon]:
+    """Start a daemon that knows `models`, some with a `ttl`, with these keys of `[daemon]`; stopped at the end."""
     at = Home(home)
-    manifest = {
+    manifest: dict[str, dict[str, Any]] = {
         "daemon": {"min_available": 0, **settings},
         "api": {"listen": "127.0.0.1:0"},
         "models": {name: {"path": str(path)} for name, path in models.items()},
     }
+    for name, time_to_live in (ttl or {}).items():
+        manifest["models"][name]["ttl"] = time_to_live
     at.manifest.write_text(tomli_w.dumps(manifest))
     ready = start_detached(at, StartOptions())
     process = psutil.Process(ready["pid"])

@@ -76,6 +76,7 @@ MEMORY = MemoryView(
     soft_limit=400 * MIB,
     hard_limit=420 * MIB,
     binding="max_memory",
+    hard_binding="ram",
     system_total=32 * 1024 * MIB,
     system_available=20 * 1024 * MIB,
 )

@@ -56,6 +56,7 @@ async def test_status_has_every_field_that_the_contract_names(tmp_path: Path) ->
         assert status["api"] == daemon.ready.api
         assert status["memory"]["soft_limit"] == 100 * MIB
         assert status["memory"]["hard_limit"] == 200 * MIB
+        assert (status["memory"]["binding"], status["memory"]["hard_binding"]) == ("max_memory", "hard_limit")
         assert status["enforcer"] == {
             "policy": "reference",
             "poll_interval_s": 1.0,
@@ -295,6 +296,30 @@ async def test_events_are_followed_live_until_the_daemon_ends(tmp_path: Path) ->
         assert names[:2] == ["heartbeat", "daemon_starting"]
         assert "load_finished" in names
         assert names[-1] == "daemon_draining"
+
+
+async def test_a_plan_judges_models_beside_what_is_in_memory(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        await daemon.control("POST", "models/chat/load")
+        plan = await daemon.control("GET", "plan?model=small&model=default&context=512&concurrency=2")
+        assert (plan["schema"], plan["daemon"], plan["binding"]) == (1, True, "max_memory")
+        small, chat = plan["models"]
+        assert (small["names"], small["context"], small["concurrency"]) == (["small"], 512, 2)
+        assert (small["weights_bytes"], small["fits"], chat["fits"]) == (30 * MIB, True, True)
+        assert plan["together"]["weights_bytes"] == 70 * MIB
+        tight = await daemon.control("GET", "plan?model=small&max_memory=45M")
+        assert (tight["soft_limit"], tight["models"][0]["evict"]) == (45 * MIB, ["chat"])
+        every = await daemon.control("GET", "plan")
+        assert ([model["names"] for model in every["models"]], every["together"]) == ([["chat"], ["small"]], None)
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("model=smal", 404), ("context=99999999", 400), ("concurrency=0", 400), ("context=x", 400), ("max_memory=x", 400)],
+)
+async def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, query: str, status: int) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        assert (await daemon.ask("GET", f"/v1/control/plan?{query}")).status == status
 
 
 @pytest.mark.parametrize("query", ["since=x", "since=-1", "since=" + "9" * 50, "follow=maybe"])

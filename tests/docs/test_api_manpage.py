@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
-from omlxd.daemon import anthropic_api, control_api, http_errors, openai_api
+from omlxd.daemon import anthropic_api, control_api, http_errors, metrics, openai_api
 from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.bodies import LimitsBody, LoadBody, PinBody, StopBody, UnloadBody
 from omlxd.daemon.http_errors import CONTROL_PREFIX
@@ -50,7 +50,7 @@ def entry(route: str) -> str:
 
 def test_every_route_is_on_the_page_in_order_and_no_other() -> None:
     described = [" ".join(found) for found in re.findall(r"^\.It Sy ([A-Z]+) Pa (\S+)$", TEXT, re.M)]
-    apis = (openai_api, anthropic_api, control_api)
+    apis = (metrics, openai_api, anthropic_api, control_api)
     assert described == ["GET /health", *(name for api in apis for name in names(api.routes(NOBODY)))]
 
 

@@ -238,3 +238,25 @@ def test_a_folder_with_glob_characters_in_its_name_loads(
     odd = tmp_path / "a [1] * ? b"
     shutil.copytree(tiny_model(), odd)
     assert isinstance(driver.load("odd", odd), LoadDone)
+
+
+def test_a_tokenizer_is_read_without_the_model_and_speaks_like_the_loaded_one(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    folder = tiny_model()
+    messages = [{"role": "user", "content": "How long am I?"}]
+    alone = driver.engine.read_codec(driver.order("m", folder, max_context=99))
+    assert driver.engine.codec("m") is alone
+    assert active(driver) < NOTHING
+    assert not driver.seen
+    assert isinstance(driver.load("m", folder, max_context=99), LoadDone)
+    loaded = driver.engine.codec("m")
+    assert loaded is not None
+    assert loaded.encode_chat(messages) == alone.encode_chat(messages)
+    assert (loaded.vocab_size, loaded.context_length) == (alone.vocab_size, alone.context_length)
+
+
+def test_a_tokenizer_that_is_not_there_is_a_failed_load(driver: Driver, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(LoadFailed):
+            driver.engine.read_codec(driver.order("m", folder))

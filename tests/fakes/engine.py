@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from omlxd.core.errors import DoesNotFit, EngineFailed, InvalidRequest, LoadCancelled, LoadFailed, OmlxError
+from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
 from omlxd.core.reply import ANSWER, TOOL_CALL, ReplyFormat, Transitions
@@ -191,6 +192,7 @@ class FakeEngine:
         self.peak = 0
         self.plans: list[Plan] = []
         self.script: tuple[str, ...] = ()
+        self._step_times = Histogram((1.0,))
         self.transitions: Transitions = {}
         self.reply_start = ANSWER
         self.closed = False
@@ -268,6 +270,9 @@ class FakeEngine:
 
     def sampled(self) -> Sampled:
         return Sampled()
+
+    def step_times(self) -> Histogram:
+        return self._step_times
 
     def codec(self, model: str) -> TextCodec | None:
         return self._codecs.get(model)
@@ -407,6 +412,7 @@ class FakeEngine:
         """One step of everything: a slice of the load, and a chunk or a token of each request."""
         if not self._has_work():
             return False
+        self._step_times.add(self._step_s)
         if not self._started:
             self._started = True
             self._send(EngineStarted, "fake", self._reading())

@@ -96,10 +96,14 @@ class ApiSettings:
     Attributes:
         listen: `host:port` as written; empty or `off` when the API answers on the Unix socket only.
         api_key: the bearer key that TCP clients must send; never shown.
+        api_key_file: the file that holds it instead, absolute.
+        allow_origins: web pages of these origins may use the API from a browser.
     """
 
     listen: str = "127.0.0.1:8321"
     api_key: str | None = field(default=None, repr=False)
+    api_key_file: str | None = None
+    allow_origins: tuple[str, ...] = ()
 
     @property
     def address(self) -> ListenAddress | None:

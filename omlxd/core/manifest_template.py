@@ -60,6 +60,10 @@ max_memory = "auto"
 # Where OpenAI-style clients connect. "off" = the Unix socket only. Beyond this machine `api_key` is required.
 listen = "127.0.0.1:8321"
 #api_key = "a long random text"
+#api_key_file = "api.key"
+
+# Web pages of these origins may use it from a browser; of other hosts none may.
+#allow_origins = []
 
 # One table for each model. Its name is what you type: `omlxd run chat "Hello"`.
 #

@@ -111,7 +111,7 @@ class EngineThread:
         return self._step_times
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded or asked for its tokenizer at least once."""
+        """The tokenizer of a model whose load has opened its files, or that was asked for it, at least once."""
         return self._executor.codecs.get(model) or self._codecs.get(model)
 
     def read_codec(self, order: LoadOrder) -> TextCodec:

@@ -226,6 +226,18 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(tmp_
         assert "20" in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_refused_with_a_status_while_its_model_is_still_being_loaded(
+    tmp_path: Path, stream: bool
+) -> None:
+    engine = FakeEngine("thread", context_length=20, slice_bytes=1024, step_s=0.002)  # a minute and more
+    long: Any = [{"role": "user", "content": "word " * 50}]
+    async with running(tmp_path, TWO, engine=engine) as daemon:
+        answer = await daemon.ask("POST", PATH, {"model": "chat", "messages": long, "stream": stream})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+        assert (await daemon.states())["chat"] == "loading"
+
+
 async def test_a_request_that_is_aborted_in_its_stream_ends_with_one_error_frame(tmp_path: Path) -> None:
     async with running(tmp_path, TWO, engine=endless()) as daemon:
         body = {"model": "chat", "messages": HELLO, "stream": True, "max_tokens": 10**6}
@@ -339,3 +351,16 @@ async def test_prompts_and_answers_are_in_no_log(tmp_path: Path) -> None:
         assert "request_finished" in text
         assert "secret" not in text
         assert "tok0" not in text
+
+
+async def test_one_request_too_many_in_the_queue_is_told_when_to_come_back(tmp_path: Path) -> None:
+    engine = FakeEngine("thread", slice_bytes=MIB, step_s=0.05)  # the load takes 40 steps: the first request waits
+    async with running(tmp_path, TWO, engine=engine, daemon={"max_waiting": 1}) as daemon:
+        first = asyncio.create_task(daemon.ask("POST", PATH, {"model": "chat", "messages": HELLO}))
+        async with asyncio.timeout(20):
+            while not (await daemon.control("GET", "models"))["models"][0]["waiting"]:
+                pass
+        refused = await daemon.ask("POST", PATH, {"model": "chat", "messages": HELLO})
+        assert (refused.status, refused.json["error"]["code"]) == (503, "busy")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await first).status == 200

@@ -55,7 +55,7 @@ class DaemonSettings:
     hard_limit: str | int | None = None
     min_available: str | int | None = None
     poll_interval_s: float = 1.0
-    policy: Policy = Policy.REFERENCE
+    policy: Policy = Policy.GRACEFUL
     prefill_memory_guard: bool = True
     drain_timeout_s: float = 30.0
     load_timeout_s: float = 60.0

@@ -28,7 +28,7 @@ max_memory = "auto"
 
 # How often the enforcer looks, and what it does when memory is over the limit.
 #poll_interval = "1s"
-#policy = "reference"
+#policy = "graceful"
 #prefill_memory_guard = true
 
 # How long running requests may finish when the daemon stops; how long a load may wait for memory that nobody gives

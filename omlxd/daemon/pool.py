@@ -372,6 +372,11 @@ class EnginePool:
         self.link.release()
         return await self._loads.cancel(self._entries[name], error)
 
+    async def postpone_load(self, name: str, error: OmlxError) -> bool:
+        """Stop the model's load like `cancel_load`, but have it tried again by itself after a while."""
+        self.link.release()
+        return await self._loads.postpone(self._entries[name], error)
+
     async def trim_prefix_caches(self, keep_bytes: int) -> None:
         """Shrink the prefix caches of all models together to `keep_bytes`; returns when their memory is back."""
         await self.prefix.trim(keep_bytes)

@@ -46,7 +46,7 @@ async def test_status_has_every_field_that_the_contract_names(tmp_path: Path) ->
         assert status["memory"]["hard_limit"] == 200 * MIB
         assert (status["memory"]["binding"], status["memory"]["hard_binding"]) == ("max_memory", "hard_limit")
         assert status["enforcer"] == {
-            "policy": "reference",
+            "policy": "graceful",
             "poll_interval_s": 1.0,
             "level": "ok",
             "decisions": 0,

@@ -71,7 +71,7 @@ class EnginePool:
         fair_wait_s: seconds a load waits before models in use take nothing new, end what they have, and make way; None
             for no turns: what is idle goes at once, and a model in use blocks a load for up to `load_wait_s`.
         drain_timeout_s: seconds that `unload` lets running requests go on.
-        prefill_chunk_tokens: tokens of one prefill step.
+        prefill_chunk_tokens: tokens of one prefill step at most.
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
         park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from omlxd.core.admission import Admission, Ask
 from omlxd.core.errors import (
     Busy,
@@ -159,6 +161,17 @@ def does_not_fit(model: str, room: Room) -> DoesNotFit:
         else "raise the limit with `omlxd limit`, or use a smaller or more quantised model"
     )
     return DoesNotFit(room.why, hint=hint, details={"model": model, **_numbers(room), "binding": room.binding})
+
+
+def no_room_beside(model: str, room: Room, loaded: Sequence[str]) -> DoesNotFit:
+    """A preload takes nobody's memory."""
+    names = " beside " + ", ".join(f"`{name}`" for name in loaded) if loaded else ""
+    return DoesNotFit(
+        f"`{model}` was not preloaded: it needs {format_bytes(room.need_bytes)}"
+        f" and {format_bytes(room.short_bytes)} are missing{names}",
+        hint="raise the limit with `omlxd limit`, or preload less; it is loaded when somebody asks for it",
+        details={"model": model, **_numbers(room), "short_bytes": room.short_bytes, "binding": room.binding},
+    )
 
 
 def still_busy(model: str, room: Room, waited_s: float) -> Busy:

@@ -42,7 +42,7 @@ max_memory = "auto"
 # How long the engine may take no step while it has work, before `/health` calls it a stall.
 #stall_timeout = "60s"
 
-# Tokens of one prefill step; requests of one model that run together; requests that may wait.
+# Tokens of one prefill step at most; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256
 #max_batch = 32
 #max_waiting = 256

@@ -42,6 +42,7 @@ class LoadTicket:
         self.total_bytes = entry.weights_bytes or 0
         self.note: str | None = "waits for its turn"
         self.by_user = False  # somebody asked for the model itself, and not only for an answer of it
+        self.modest = False  # it takes nobody's memory: it loads if it fits as things are
         self.asked_s = entry.clock()
         self.unwanted_since_s: float | None = None  # when the last of those who wait for it went away
         self.evicted: list[str] = []

@@ -57,7 +57,7 @@ class LoadQueue:
             DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
         """
         ticket = entry.ticket or self._enqueue(entry, request)
-        ticket.by_user = ticket.by_user or request is None
+        ticket.by_user, ticket.modest = ticket.by_user or request is None, False
         if on_progress is not None:
             ticket.listeners.append(on_progress)
             on_progress(ticket.status)
@@ -69,6 +69,23 @@ class LoadQueue:
         finally:
             if on_progress is not None:
                 ticket.listeners.remove(on_progress)
+
+    async def preload(self, entry: EnginePoolEntry) -> None:
+        """Load it if that takes nobody's memory; who else asks for it meanwhile makes it a load like any other.
+
+        Raises:
+            DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
+        """
+        if entry.ticket is not None:
+            await self.join(entry)
+        elif not entry.loaded:
+            ticket = self._enqueue(entry, None)
+            ticket.modest = True
+            try:
+                with ticket.asked():
+                    await asyncio.shield(ticket.result)
+            except OmlxError as error:
+                raise fresh(error) from None
 
     async def cancel(self, entry: EnginePoolEntry, error: OmlxError) -> bool:
         """Stop the entry's load wherever it is, and wait until its memory is back; False when there is none."""

@@ -145,6 +145,12 @@ RUNGS: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
         Unload("a"),
         Outcome.ACT,
     ),
+    "2 they stand in no block's way": (
+        wanting(at(390, busy("a", request(1), request(2)), model("b", pinned=True, prefix_bytes=50 * MIB))),
+        SOFT,
+        Park("a", "r2"),
+        Outcome.ACT,
+    ),
     "3 the least recently used idle model goes": (
         at(450, model("a", used_s=30), model("b", used_s=10), model("c", used_s=20)),
         SOFT,

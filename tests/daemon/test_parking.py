@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from omlxd.core.errors import Busy, PrefillMemoryExceeded, RequestAborted, ShuttingDown
+from omlxd.core.errors import Busy, LoadCancelled, PrefillMemoryExceeded, RequestAborted, ShuttingDown
 from omlxd.core.events import EventName
 from omlxd.core.memory import Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason, RequestState
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.refusals import aborted
+from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import MIB
 from tests.daemon.test_admission import TOKEN, orders, scene_of, start
@@ -374,6 +374,24 @@ async def test_a_parked_request_waits_on_when_the_load_of_its_model_finds_everyb
         assert len(scene.named(EventName.LOAD_FAILED)) >= 2
         pool.ledger.release_weights("b")
         assert await generation.text() == words(50)
+
+
+@on_virtual_time
+async def test_a_parked_request_asks_again_when_the_load_of_its_model_had_to_make_way_but_not_against_a_user() -> None:
+    scene = scene_of({"a": 100}, step_s=1.0)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 10, max_tokens=50)
+        await until_decoding(generation)
+        for decision in ("d1", None):
+            async with pool.lock:
+                await pool.evict("a", aborted("a", "somebody needs its memory"))
+            await until(lambda: scene.states == {"a": "loading"})
+            await pool.cancel_load("a", cancelled("a", "somebody needs its memory", decision))
+            if decision is not None:
+                await until(lambda: generation.state is RequestState.DECODE)
+        with pytest.raises(LoadCancelled):
+            await generation.text()
 
 
 @on_virtual_time

@@ -136,7 +136,7 @@ class Door:
         return answer.chunk_tokens
 
     async def _in_turn(self, ticket: Ticket) -> int | None:
-        self._queue.insert(self._place(ticket), ticket)
+        self._queue.append(ticket)
         self.wake()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="omlxd-door")
@@ -150,13 +150,6 @@ class Door:
             if ticket.admitted and not admitted:  # its caller went away, or its model did, in that very moment
                 self.release(ticket.entry, ticket.generation.id)
             self.wake()
-
-    def _place(self, ticket: Ticket) -> int:
-        """In front of younger requests to the same model: who was parked came before them."""
-        for place, other in enumerate(self._queue):
-            if other.entry is ticket.entry and other.generation.order > ticket.generation.order:
-                return place
-        return len(self._queue)
 
     def _reserve(self, entry: EnginePoolEntry, request: str, ask: Ask, chunk: int) -> None:
         self._pool.ledger.reserve(entry.name, request, ask.costs, ask.prompt_tokens, chunk)

@@ -230,7 +230,8 @@ async def test_after_the_park_deadline_it_ends_well_with_the_text_it_has() -> No
         await parked(pool, generation)
         had, parked_s = generation.generated_tokens, scene.clock()
         assert await generation.text() == words(had)
-        assert scene.clock() - parked_s == pytest.approx(40.0)  # the door's own patience does not count
+        assert scene.clock() - parked_s == pytest.approx(40.0)
+        assert len(scene.named(EventName.REQUEST_WAITING)) == 2  # for its model, and at the door as long as it takes
         assert generation.finish_reason is FinishReason.LENGTH
         (event,) = scene.named(EventName.REQUEST_FINISHED)
         assert "parked for 40 s" in event.fields["reason"]

@@ -116,7 +116,7 @@ class Door:
 
     def _must_queue(self, entry: EnginePoolEntry, generation: Generation) -> bool:
         """Whether others come first; who was parked comes back under the pool's lock only, when nobody decides."""
-        if generation.parks or _is_behind_parked(entry, generation) or self._pool.growth.waiting:
+        if generation.parks or self._pool.growth.waiting:
             return True
         return any(ticket.entry is entry or ticket.overtaken >= MAX_OVERTAKES for ticket in self._waiting())
 

@@ -494,3 +494,25 @@ async def test_who_ends_early_gets_what_was_held_back_too() -> None:
         had = generation.generated_tokens
         assert await generation.text() == f"{words(had)}and {had} held back!"
         assert generation.generated_tokens == had
+
+
+@on_virtual_time
+async def test_the_next_block_of_what_runs_comes_before_everybody_at_the_door() -> None:
+    scene = scene_of({"a": 100, "b": 100}, answer_tokens=400)
+    async with scene.pool as pool:
+        guarded(scene, 200 + 48 + 40)  # for the block (16 MiB) or for the newcomer (32 MiB), not for both
+        await pool.load("b")
+        running = start(pool, "a", 440)
+        await until_decoding(running)
+        pool.ledger.reserve_weights("b", 200 * MIB)  # nobody gets anything for now
+        async with pool.lock:
+            newcomer = start(pool, "b", 10)
+            await turns()
+            await until(lambda: "a" in pool.growth.waiting)
+            pool.ledger.reserve_weights("b", 100 * MIB)
+            late = start(pool, "b", 10)
+            await turns(20)
+            assert pool.ledger.requests("b") == 0
+        assert await asyncio.gather(*(each.text() for each in (running, newcomer, late))) == [words(400)] * 3
+        assert (running.parks, newcomer.parks, late.parks) == (0, 0, 0)
+        assert scene.engine.peak <= (200 + 48 + 40) * MIB

@@ -498,10 +498,11 @@ async def test_who_ends_early_gets_what_was_held_back_too() -> None:
 
 @on_virtual_time
 async def test_the_next_block_of_what_runs_comes_before_everybody_at_the_door() -> None:
-    scene = scene_of({"a": 100, "b": 100}, answer_tokens=400)
+    scene = scene_of({"a": 100, "b": 90, "c": 10}, answer_tokens=400)
     async with scene.pool as pool:
         guarded(scene, 200 + 48 + 40)  # for the block (16 MiB) or for the newcomer (32 MiB), not for both
         await pool.load("b")
+        await pool.load("c")
         running = start(pool, "a", 440)
         await until_decoding(running)
         pool.ledger.reserve_weights("b", 200 * MIB)  # nobody gets anything for now
@@ -509,10 +510,10 @@ async def test_the_next_block_of_what_runs_comes_before_everybody_at_the_door() 
             newcomer = start(pool, "b", 10)
             await turns()
             await until(lambda: "a" in pool.growth.waiting)
-            pool.ledger.reserve_weights("b", 100 * MIB)
-            late = start(pool, "b", 10)
+            pool.ledger.reserve_weights("b", 90 * MIB)
+            late = start(pool, "c", 10)
             await turns(20)
-            assert pool.ledger.requests("b") == 0
+            assert pool.ledger.requests("b") == pool.ledger.requests("c") == 0
         assert await asyncio.gather(*(each.text() for each in (running, newcomer, late))) == [words(400)] * 3
         assert (running.parks, newcomer.parks, late.parks) == (0, 0, 0)
         assert scene.engine.peak <= (200 + 48 + 40) * MIB

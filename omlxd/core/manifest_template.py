@@ -28,7 +28,7 @@ max_memory = "auto"
 
 # How often the enforcer looks, and what it does when memory is over the limit.
 #poll_interval = "1s"
-#policy = "reference"
+#policy = "graceful"
 #prefill_memory_guard = true
 
 # How long running requests may finish when the daemon stops; how long a load may wait for memory that nobody gives
@@ -42,7 +42,7 @@ max_memory = "auto"
 # How long the engine may take no step while it has work, before `/health` calls it a stall.
 #stall_timeout = "60s"
 
-# Tokens of one prefill step; requests of one model that run together; requests that may wait.
+# Tokens of one prefill step at most; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256
 #max_batch = 32
 #max_waiting = 256
@@ -60,6 +60,10 @@ max_memory = "auto"
 # Where OpenAI-style clients connect. "off" = the Unix socket only. Beyond this machine `api_key` is required.
 listen = "127.0.0.1:8321"
 #api_key = "a long random text"
+#api_key_file = "api.key"
+
+# Web pages of these origins may use it from a browser; of other hosts none may.
+#allow_origins = []
 
 # One table for each model. Its name is what you type: `omlxd run chat "Hello"`.
 #

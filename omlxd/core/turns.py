@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from omlxd.core.step_time import StepTime
+
 STEP_S: Final = 0.1
 """What a turn may take while somebody waits for its end, where its size can be chosen."""
 LONE_STEP_S: Final = 0.5
@@ -24,8 +26,8 @@ LOAD_YIELDS_S: Final = 2.0
 
 LEAST_TOKENS: Final = 16
 """Smaller chunks cost more a token than they save in waiting."""
-UNKNOWN_TOKEN_S: Final = 0.003
-"""Seconds a prompt token is taken to need before any was measured."""
+WORTH_MORE: Final = 1.5
+"""How much longer than its smallest step a model may take that passes the time with every step."""
 
 _MIB: Final = 2**20
 MOST_SLICE_BYTES: Final = 256 * _MIB
@@ -75,20 +77,22 @@ def next_turn(waiting: Sequence[Waiting], quiet_s: float) -> Turn | None:
     return Turn(index, STEP_S if delays_somebody else LONE_STEP_S)
 
 
-def chunk_tokens(granted_tokens: int, token_s: float | None, budget_s: float) -> int:
+def chunk_tokens(granted_tokens: int, time: StepTime, budget_s: float) -> int:
     """Tokens of the next prefill step: as many as fit the time, never more than memory was reserved for.
 
-    Sizes double from `LEAST_TOKENS`: few different shapes, since backends compile or plan each of them.
+    A model whose smallest step passes the time anyway may take somewhat more of it, if that brings it on. Sizes double
+    from `LEAST_TOKENS`: few different shapes, since backends compile or plan each of them.
 
     Args:
         granted_tokens: what memory was reserved for.
-        token_s: seconds a token took lately, None when none was measured.
+        time: what steps of this model take.
         budget_s: what the step may take.
     """
-    if granted_tokens * (token_s or UNKNOWN_TOKEN_S) <= budget_s:
+    limit_s = max(budget_s, WORTH_MORE * time.of(LEAST_TOKENS))
+    if time.of(granted_tokens) <= limit_s:
         return granted_tokens
     size = LEAST_TOKENS
-    while 2 * size * (token_s or UNKNOWN_TOKEN_S) <= budget_s:
+    while time.of(2 * size) <= limit_s:
         size *= 2
     return min(size, granted_tokens)
 

@@ -15,7 +15,7 @@ from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
 from omlxd.daemon.http_errors import MESSAGES_PATH, JsonResponse, error_content, internal_error
-from omlxd.daemon.listening import HEARTBEAT_S, hear_pieces, wait_for_first
+from omlxd.daemon.listening import hear_pieces, wait_before_stream
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
 from omlxd.daemon.wish import Options
@@ -69,9 +69,9 @@ class _AnthropicApi:
             return [news[1] async for news in heard if news is not None and news[1] is not None]
 
     async def _stream(self, request: Request, reply: Reply) -> Response:
-        """What fails within the first second is a real HTTP status; later it has to be an event of the stream."""
+        """A prompt that is refused gets a real HTTP status; what fails later may have to be an event of the stream."""
         generation = reply.generation
-        heard = await while_connected(request, wait_for_first([generation], HEARTBEAT_S))
+        heard = await while_connected(request, wait_before_stream([generation]))
         failed = generation.error if generation.generated_tokens == 0 else None
         if heard is None or failed is not None:
             await generation.aclose()

@@ -35,6 +35,7 @@ from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.engine.protocol import MIB, EngineLimits, OverLimit
 
 EXHAUSTED_STEP_BYTES = 16 * MIB  # growth after which an engine that cannot be helped is looked at again
+OVERHEAD_STEP_BYTES = 16 * MIB  # so much of it more or less does not change where the engine stands still
 ACTION_TIMEOUT_S = 30.0  # an engine that is stuck in a step cannot obey; look again at the next tick
 MAX_ACTIONS_PER_TICK = 1000
 
@@ -72,7 +73,7 @@ class ProcessMemoryEnforcer:
         hard_limit: int | None = None,
         machine: Machine | None = None,
         min_available: int = 0,
-        policy: Policy = Policy.REFERENCE,
+        policy: Policy = Policy.GRACEFUL,
         emit: Emit | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -94,6 +95,7 @@ class ProcessMemoryEnforcer:
         self._level = Level.OK
         self._reason: str | None = None
         self._exhausted_at_bytes = 0
+        self._overhead_bytes = 0
         self._last_error: str | None = None
         self._limits = resolve_limits(max_bytes, hard_limit, self._machine())
 
@@ -210,7 +212,9 @@ class ProcessMemoryEnforcer:
         """Decide and act until nothing is left to do; whatever happens, an engine that stands still goes on."""
         pool, decisions = self._pool, list[Decision]()
         try:
-            glance = decide(pool.snapshot(pool.engine.read()), pool.limits)
+            reading = pool.engine.read()
+            self._overhead_bytes = reading.pressure_bytes(self._policy) - reading.active_bytes
+            glance = decide(pool.snapshot(reading), pool.limits)
             if glance.action is None and glance.outcome is Outcome.WITHIN_LIMIT:
                 self._set_level(Level.OK, glance)
                 return [glance]
@@ -287,10 +291,14 @@ class ProcessMemoryEnforcer:
                 await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}", decision_id))
             case AbortRequests(model=model):
                 await self._pool.abort_requests(model, aborted(model, reason, decision_id))
-            case CancelLoad(model=model):
+            case CancelLoad(model=model, retried=False):
                 await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
+            case CancelLoad(model=model):
+                await self._pool.postpone_load(model, cancelled(model, reason, decision_id))
             case Park(request=request):
                 await self._pool.park(request, reason, decision_id)
+            case TrimPrefixCaches(keep_bytes=keep_bytes):
+                await self._pool.trim_prefix_caches(keep_bytes)
             case DropCache():  # the engine drops it between steps, since it has the hard limit
                 self._pool.link.release()
                 self._pool.link.changed()
@@ -306,10 +314,17 @@ class ProcessMemoryEnforcer:
         elif last.exhausted:
             if not self._exhausted_at_bytes:
                 self._pool.link.drop_cache()  # what nobody holds is given back before memory is called unaccounted for
-            self._exhausted_at_bytes = max(last.pressure_bytes, 1)
+            self._exhausted_at_bytes = self._exhausted_at(last.pressure_bytes)
             self._set_level(Level.EXHAUSTED, last)
         else:
             self._set_level(Level.OVER, last)
+
+    def _exhausted_at(self, pressure_bytes: int) -> int:
+        """What cannot be helped: what runs within the tolerance is not part of it, or the tolerance would creep up."""
+        before_bytes = self._exhausted_at_bytes
+        if 0 < before_bytes < pressure_bytes <= before_bytes + EXHAUSTED_STEP_BYTES:
+            return before_bytes
+        return max(pressure_bytes, 1)
 
     def _set_level(self, level: Level, decision: Decision) -> None:
         """Told on the transition only (R9)."""
@@ -352,12 +367,16 @@ class ProcessMemoryEnforcer:
             tolerated_bytes=tolerated_bytes,
             min_available_bytes=self._min_available_bytes,
         )
-        pause_bytes = max(limits.soft_bytes, tolerated_bytes)
-        engine_limits = EngineLimits(
-            limits.soft_bytes, limits.hard_bytes, pause_bytes if limits.soft_bytes else 0, self._guard
-        )
+        engine_limits = EngineLimits(limits.soft_bytes, limits.hard_bytes, self._pause_above(limits), self._guard)
         if (limits, engine_limits) != (self._pool.limits, self._pool.link.wanted.limits):
             self._pool.set_limits(limits, engine_limits)
+
+    def _pause_above(self, limits: Limits) -> int:
+        """The active memory above which the engine stands still: overhead is not its concern."""
+        if limits.soft_bytes <= 0:
+            return 0
+        overhead_bytes = self._overhead_bytes // OVERHEAD_STEP_BYTES * OVERHEAD_STEP_BYTES
+        return max(1, max(limits.soft_bytes, limits.tolerated_bytes) - overhead_bytes)
 
     def _on_over_limit(self, event: OverLimit) -> None:
         self._woken.set()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
@@ -35,10 +36,12 @@ class TcpRules:
     Attributes:
         listen: the address in the manifest.
         api_key: the bearer key, or None when none is asked for.
+        allow_origins: web pages of these origins may use it from a browser (CORS); of others they may not.
     """
 
     listen: ListenAddress
     api_key: str | None = field(default=None, repr=False)
+    allow_origins: frozenset[str] = frozenset()
 
     def is_our_name(self, host: str) -> bool:
         """Whether a `Host` or `Origin` of this name is meant for us and not a rebound foreign name."""
@@ -46,6 +49,10 @@ class TcpRules:
             return True
         # Listening on all addresses: any address is ours, and an address cannot be rebound; of the names only our own.
         return self.listen.host in ("0.0.0.0", "::") and (_is_address(host) or host == socket.gethostname().lower())
+
+    def is_our_page(self, origin: str) -> bool:
+        """Whether web pages of this origin may use it: those of this machine, and those that the manifest lists."""
+        return origin.lower() in self.allow_origins or self.is_our_name(_origin_host(origin))
 
 
 class FrontDoor:
@@ -71,11 +78,15 @@ class FrontDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            return
+            return None
         over_tcp = scope["server"] is not None and scope["server"][1] is not None
         body = _BoundedBody(receive, self._max_body_bytes)
         try:
             if over_tcp:
+                if (origin := self._allowed_origin(scope)) is not None:
+                    send = _telling_the_browser(send, origin)
+                    if scope["method"] == "OPTIONS":
+                        return await _PREFLIGHT(scope, receive, send)  # browsers ask without the key
                 self._check_tcp(scope)
             if (_header(scope, b"upgrade") or "").lower() == "websocket":
                 raise InvalidRequest("omlxd does not speak WebSocket", hint="send a plain HTTP request")
@@ -91,6 +102,13 @@ class FrontDoor:
             fields = {"method": scope["method"], "path": shown(scope["path"]), "traceback": trace_of(error)}
             self._emit(Event(EventName.API_ERROR, level=EventLevel.ERROR, fields=fields))
 
+    def _allowed_origin(self, scope: Scope) -> str | None:
+        """The origin of the request when it is one of those that the manifest lists."""
+        origin = _header(scope, b"origin")
+        if origin is None or self._rules is None or origin.lower() not in self._rules.allow_origins:
+            return None
+        return origin if self._rules.is_our_name(_host_of(_header(scope, b"host") or "")) else None
+
     def _check_tcp(self, scope: Scope) -> None:
         rules = self._rules
         if rules is None:
@@ -102,10 +120,32 @@ class FrontDoor:
                 hint=f"use `{rules.listen.host}` or `localhost` in the address",
             )
         origin = _header(scope, b"origin")
-        if origin is not None and not rules.is_our_name(_origin_host(origin)):
+        if origin is not None and not rules.is_our_page(origin):
             raise NotPermitted(f"web pages of `{shown(origin)}` may not use this server")
         if rules.api_key is not None and scope["path"] not in _OPEN_TO_ALL:
             _check_key(rules.api_key, _header(scope, b"authorization") or "", _header(scope, b"x-api-key") or "")
+
+
+_PREFLIGHT = Response(
+    status_code=204,
+    headers={
+        "access-control-allow-methods": "GET, POST",
+        "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
+        "access-control-max-age": "600",
+    },
+)
+
+
+def _telling_the_browser(send: Send, origin: str) -> Send:
+    """Answers that a page of this origin may read."""
+
+    async def telling(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            told = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
+            message = {**message, "headers": [*message.get("headers", ()), *told]}
+        await send(message)
+
+    return telling
 
 
 class _BoundedBody:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import omlxd
+from omlxd.core.errors import StartFailed
 from omlxd.core.events import Event, EventLevel, EventName
-from omlxd.core.manifest import ListenAddress, Manifest
+from omlxd.core.manifest import ApiSettings, ListenAddress, Manifest
 from omlxd.core.memory import Policy
 from omlxd.core.states import DaemonState
+from omlxd.daemon.api_key import KEY_VARIABLE, api_key_of
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.doors import front_door
@@ -130,11 +132,11 @@ async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready],
     engine_gone, idle_timer = True, IdleTimer(daemon.pool)
     stall_watch = StallWatch(daemon.pool.engine, daemon.manifest.daemon.stall_timeout_s, daemon.bus.emit)
     try:
-        async with _open_doors(daemon, config.home) as doors:
+        async with _open_doors(daemon, config.home):
             daemon.enforcer.start()
             idle_timer.start()
             stall_watch.start()
-            on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, _warnings(daemon, doors)))
+            on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, daemon.enforcer.limits.warnings))
             daemon.in_background(_become_ready(daemon))
             await daemon.stop.wanted.wait()
             await _drain(daemon)
@@ -156,7 +158,7 @@ async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready],
 
 
 @asynccontextmanager
-async def _open_doors(daemon: Daemon, home: Home) -> AsyncIterator[ListenAddress | None]:
+async def _open_doors(daemon: Daemon, home: Home) -> AsyncIterator[None]:
     """Both sockets, answering; the Unix one's file goes away at the end, while the lock is still held."""
     listen = daemon.manifest.api.address
     bound: list[socket.socket] = [bind_unix(home.socket)]
@@ -164,19 +166,29 @@ async def _open_doors(daemon: Daemon, home: Home) -> AsyncIterator[ListenAddress
         if listen is not None:
             bound.append(bind_tcp(listen, manifest=Path(daemon.manifest.path)))
             daemon.api = written(listen, bound[1].getsockname()[1])
-        rules = None if listen is None else TcpRules(listen, daemon.manifest.api.api_key)
+        rules = None if listen is None else _tcp_rules(daemon.manifest.api, listen)
         server = HttpServer(front_door(daemon, rules), bound)
         with libraries_to(daemon.bus.emit):
             await server.start()
             daemon.bus.emit(Event(EventName.API_LISTENING, fields={"socket": str(home.socket), "api": daemon.api}))
             try:
-                yield listen
+                yield
             finally:
                 await server.stop()
     finally:
         for each in bound:
             each.close()
         remove_socket(home.socket)
+
+
+def _tcp_rules(api: ApiSettings, listen: ListenAddress) -> TcpRules:
+    key = api_key_of(api)
+    if key is None and not listen.is_loopback:  # the manifest is refused before; a library's caller is not
+        raise StartFailed(
+            f"`{written(listen)}` is open to other machines and there is no key",
+            hint=f"set `api.api_key`, `api.api_key_file` or `{KEY_VARIABLE}`",
+        )
+    return TcpRules(listen, key, frozenset(api.allow_origins))
 
 
 async def _become_ready(daemon: Daemon) -> None:
@@ -239,12 +251,3 @@ def _emit_start(bus: EventBus, config: DaemonConfig) -> None:
         "manifest": str(config.manifest_path),
     }
     bus.emit(Event(EventName.DAEMON_STARTING, fields=fields))
-
-
-def _warnings(daemon: Daemon, listen: ListenAddress | None) -> tuple[str, ...]:
-    warnings = daemon.enforcer.limits.warnings
-    if listen is not None and not listen.is_loopback and daemon.manifest.api.api_key is None:
-        open_door = f"`{written(listen)}` is open to other machines and `api.api_key` is not set"
-        daemon.bus.emit(Event(EventName.API_LISTENING, EventLevel.WARNING, fields={"message": open_door}))
-        return (*warnings, open_door)
-    return warnings

@@ -14,6 +14,7 @@ from omlxd.daemon.request import Chunk, Generation
 from omlxd.engine.protocol import Engine
 
 HEARTBEAT_S = 1.0
+JUDGED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,14 @@ async def hear_pieces(
             yield news.index, None
 
 
-async def wait_for_first(generations: Sequence[Generation], timeout_s: float) -> bool:
-    """Wait until one of them has something to say, at most `timeout_s`; True whatever came of it."""
-    waiting = [asyncio.ensure_future(generation.wait(timeout_s)) for generation in generations]
+async def wait_before_stream(generations: Sequence[Generation]) -> bool:
+    """Wait while an HTTP status may still say what is wrong; True whatever came of it.
+
+    That is until all prompts are known to fit (a model that was never loaded has no tokenizer before its load begins),
+    but not for ever, and then a moment for the first one to say something.
+    """
+    await asyncio.gather(*(generation.wait_judged(JUDGED_S) for generation in generations))
+    waiting = [asyncio.ensure_future(generation.wait(HEARTBEAT_S)) for generation in generations]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:

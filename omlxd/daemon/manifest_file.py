@@ -6,6 +6,7 @@ does that for `omlxd check` and for the start.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import tomllib
@@ -29,6 +30,7 @@ from omlxd.core.manifest import (
 )
 from omlxd.core.units import format_bytes, parse_size
 from omlxd.core.wording import nearest, shown
+from omlxd.daemon.api_key import KEY_VARIABLE
 from omlxd.daemon.manifest_schema import Document, Location, ModelTable, dotted, findings, keys_of
 from omlxd.daemon.model_files import model_folder, read_model_folder
 
@@ -195,11 +197,16 @@ def _listen_findings(api: Mapping[str, Any]) -> Iterator[Finding]:
         address = parse_listen(listen) if isinstance(listen, str) else None
     except InvalidRequest:
         return
-    if address and not address.is_loopback and "api_key" not in api:
+    if "api_key" in api and "api_key_file" in api:
+        yield ("api", "api_key_file"), "stands beside `api_key`; keep one"
+    if address and not address.is_loopback and not (api.keys() & _KEY_SOURCES or os.environ.get(KEY_VARIABLE)):
         yield (
             ("api", "listen"),
             f"`{shown(listen)}` can be reached from other machines; set `api_key`, or listen on `127.0.0.1`",
         )
+
+
+_KEY_SOURCES = {"api_key", "api_key_file"}
 
 
 def _source_findings(name: str, model: Mapping[str, Any]) -> Iterator[Finding]:
@@ -290,7 +297,12 @@ def _manifest(document: Document, path: Path) -> Manifest:
             log_max_size_bytes=daemon.log_max_size,
             log_backups=daemon.log_backups,
         ),
-        api=ApiSettings(listen=api.listen, api_key=api.api_key),
+        api=ApiSettings(
+            listen=api.listen,
+            api_key=api.api_key,
+            api_key_file=api.api_key_file,
+            allow_origins=tuple(api.allow_origins),
+        ),
         models={name: _model(name, table) for name, table in document.models.items()},
         path=str(path),
     )

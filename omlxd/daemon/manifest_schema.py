@@ -19,12 +19,13 @@ from omlxd.core.manifest import AUTO, NAME_RULE, is_model_name, parse_listen
 from omlxd.core.memory import Policy
 from omlxd.core.units import MAX_DURATION_S, format_bytes, format_duration, parse_duration, parse_size
 from omlxd.core.wording import nearest, shown
+from omlxd.daemon.api_key import KEY_RULE, is_api_key
 
 Location = tuple[str | int, ...]
 
 _ANY_RAM_BYTES: Final = 2**40  # a percentage is only checked here; the machine's memory comes in later
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_API_KEY = re.compile(r"[!-~]{8,512}")
+_ORIGIN = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?")
 
 
 def _says(sentence: str) -> PydanticCustomError:
@@ -89,14 +90,28 @@ def _listen(value: Any) -> str:
 
 def _api_key(value: Any) -> str:
     # The key itself appears in no message.
-    if not isinstance(value, str) or not _API_KEY.fullmatch(value):
-        raise _says("must be 8 to 512 printable ASCII characters without spaces")
+    if not isinstance(value, str) or not is_api_key(value):
+        raise _says(f"must be {KEY_RULE}")
     return value
 
 
+def _key_file(value: Any, info: ValidationInfo) -> str:
+    return _path(value, info, "must be the path of a file that holds the key, in quotes")
+
+
+def _origin(value: Any) -> str:
+    if not isinstance(value, str) or not _ORIGIN.fullmatch(value):
+        raise _says(f'{_written(value)} is not an origin; write `"https://app.example"`, without a path')
+    return value.lower()
+
+
 def _model_path(value: Any, info: ValidationInfo) -> str:
+    return _path(value, info, "must be the path of a model folder, in quotes")
+
+
+def _path(value: Any, info: ValidationInfo, must: str) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise _says("must be the path of a model folder, in quotes")
+        raise _says(must)
     try:
         path = Path(value).expanduser()
     except RuntimeError:
@@ -132,7 +147,7 @@ class DaemonTable(_Table):
     hard_limit: Annotated[str | int, _checked(_written_size)] | None = None
     min_available: Annotated[str | int, _checked(_written_size)] | None = None
     poll_interval: Annotated[float, _seconds_between(0.01, 3600)] = _written_default("1s")
-    policy: Annotated[Policy, PlainValidator(_policy)] = _written_default("reference")
+    policy: Annotated[Policy, PlainValidator(_policy)] = _written_default("graceful")
     prefill_memory_guard: bool = True
     drain_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("30s")
     load_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("60s")
@@ -153,6 +168,8 @@ class ApiTable(_Table):
 
     listen: Annotated[str, _checked(_listen)] = "127.0.0.1:8321"
     api_key: Annotated[str, PlainValidator(_api_key)] | None = None
+    api_key_file: Annotated[str, PlainValidator(_key_file)] | None = None
+    allow_origins: list[Annotated[str, PlainValidator(_origin)]] = Field(default_factory=list)
 
 
 class ModelTable(_Table):

@@ -14,7 +14,7 @@ from omlxd.core.errors import OmlxError
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
 from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error
-from omlxd.daemon.listening import HEARTBEAT_S, close_all, hear_pieces, wait_for_first, waiting_for
+from omlxd.daemon.listening import close_all, hear_pieces, wait_before_stream, waiting_for
 from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
 from omlxd.daemon.openai_bodies import AnswerBody, ChatBody, CompletionBody
 from omlxd.daemon.replies import Piece, Reply
@@ -109,9 +109,9 @@ class _OpenAiApi:
         return pieces
 
     async def _stream(self, request: Request, answer: Answer) -> Response:
-        """What fails within the first second is a real HTTP status; later it has to be a frame of the stream."""
+        """A prompt that is refused gets a real HTTP status; what fails later may have to be a frame of the stream."""
         generations = [reply.generation for reply in answer.replies]
-        heard = await while_connected(request, wait_for_first(generations, HEARTBEAT_S))
+        heard = await while_connected(request, wait_before_stream(generations))
         failed = next((each.error for each in generations if each.error and not each.generated_tokens), None)
         if heard is None or failed is not None:
             await close_all(generations)

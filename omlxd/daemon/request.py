@@ -93,6 +93,7 @@ class Generation:
         self._paused_s = 0.0
         self._chunks: deque[Chunk] = deque()
         self._news = asyncio.Event()
+        self._judged = asyncio.Event()
         self._error_told = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -164,6 +165,15 @@ class Generation:
         await self._wait()
         return True
 
+    async def wait_judged(self, timeout_s: float) -> bool:
+        """Wait until its prompt is known to fit or it has ended, at most `timeout_s`; True when one of them is so."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._judged.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def text(self) -> str:
         """The whole answer; raises the request's error."""
         return "".join([chunk.text async for chunk in self])
@@ -186,6 +196,10 @@ class Generation:
         return bool(done)
 
     # What follows is for the pool, on the event loop's thread.
+
+    def prompt_fits(self) -> None:
+        """Its prompt is not one that has to be refused, whatever it waits for now."""
+        self._judged.set()
 
     def prefilled(self, done: int, reused: int = 0) -> None:
         """`done` tokens have been run: of the prompt, and behind it of what was generated before it was parked.
@@ -252,6 +266,7 @@ class Generation:
     def _end(self, state: RequestState) -> None:
         self.state = state
         self._news.set()
+        self._judged.set()
         if not self._ended.done():
             self._ended.set_result(None)
 

@@ -159,13 +159,32 @@ class Serving:
             tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
         if request.tokens is not None:
             pool.door.check(entry, generation, len(request.tokens) + len(generation.generated))
+            generation.prompt_fits()
         if not entry.takes(generation.id) and not request.told:
             request.told = True
             self._tell_waiting(entry, generation)
+        if request.tokens is None:
+            await self._until_tokenizer(entry, generation)
+            return None
         await self.until_loaded(entry, request=generation.id)
-        if request.tokens is None or not entry.takes(generation.id):
-            return None  # the tokenizer is there now; or it was evicted between its load and now
+        if not entry.takes(generation.id):
+            return None  # it was evicted between its load and now
         return await pool.door.admit(entry, generation, self._order(request, request.tokens))
+
+    async def _until_tokenizer(self, entry: EnginePoolEntry, generation: Generation) -> None:
+        """Wait for the model's tokenizer, which its load brings before its weights: then the prompt can be judged."""
+        pool = self._pool
+        loading = asyncio.ensure_future(self.until_loaded(entry, request=generation.id))
+        try:
+            while not loading.done() and pool.engine.codec(entry.name) is None:
+                change = asyncio.ensure_future(pool.change.wait())
+                await asyncio.wait({loading, change}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+            if loading.done():
+                loading.result()
+        finally:
+            loading.cancel()  # only the wait for it: the load goes on
+            await asyncio.gather(loading, return_exceptions=True)
 
     async def _back_from_parking(self, request: Request, parked_at_s: float) -> GenerationOrder | None:
         """The same for a parked request: it is in no hurry, and what can never go on ends with the text it has.

@@ -50,7 +50,7 @@ class PlanExecutor:
         events: what happened since they were last taken, in order.
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
         prefixes: what ended requests have left for later ones.
-        codecs: tokenizers of all models loaded so far.
+        codecs: tokenizers of all models whose loads have opened their files so far.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
@@ -252,6 +252,7 @@ class PlanExecutor:
 
     def _load_slice(self, load: SlicedLoad, turn: LoadTurn) -> None:
         began_s, done_bytes = self._clock(), load.done_bytes
+        self._gauges.unsettle()
         try:
             self._ensure_started()
             loaded = load.step(self._plan.limits, turn.slice_bytes)
@@ -261,6 +262,8 @@ class PlanExecutor:
         except Exception as error:
             self._end_load(load, _engine_failed(load.order.model, error))
             return
+        if load.codec is not None:
+            self.codecs[load.order.model] = load.codec  # before the weights: prompts can be judged meanwhile
         load.moved_s = self._clock()
         self._pace.loaded(load.done_bytes - done_bytes, load.moved_s - began_s)
         self.events.append(
@@ -275,7 +278,6 @@ class PlanExecutor:
         self._models[name] = ResidentModel(
             loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits, self.prefixes
         )
-        self.codecs[name] = loaded.codec
         self._gauges.unsettle()
         info = ModelInfo(loaded.weights_bytes, loaded.codec.context_length, loaded.codec.vocab_size, loaded.load_s)
         done = LoadDone(self.next_seq(), load.order.id, name, info, self._gauges.read(at_rest=False))

@@ -59,7 +59,7 @@ class SlicedLoad:
         self._gauges, self._warm = gauges, warm
         self._started_s = time.perf_counter()
         self._module: Any = None
-        self._codec: ChatCodec | None = None
+        self.codec: ChatCodec | None = None
         self._arrays: list[mx.array] | None = None
 
     def step(self, limits: EngineLimits, slice_bytes: int) -> LoadedModel | None:
@@ -85,9 +85,9 @@ class SlicedLoad:
                 mx.eval(group)
                 self.done_bytes += size
                 return None
-            assert self._codec is not None
+            assert self.codec is not None
             return LoadedModel(
-                self.order.model, self._module, self._codec, self.done_bytes, time.perf_counter() - self._started_s
+                self.order.model, self._module, self.codec, self.done_bytes, time.perf_counter() - self._started_s
             )
         except OmlxError:
             raise
@@ -96,7 +96,7 @@ class SlicedLoad:
 
     def abandon(self) -> None:
         """Give back what was taken so far."""
-        self._module = self._arrays = self._codec = None
+        self._module = self._arrays = self.codec = None
         mlxlm.release_memory()
         trim_heap()
 
@@ -109,7 +109,7 @@ class SlicedLoad:
                 details={"kind": "missing_folder", "path": self.order.path},
             )
         self._module, config = mlxlm.load_lazy(folder)
-        self._codec = self._read_codec(folder, config)
+        self.codec = self._read_codec(folder, config)
         arrays = mlxlm.every_array(self._module)
         self.total_bytes = sum(array.nbytes for array in arrays)
         arrays.reverse()

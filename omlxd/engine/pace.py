@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from omlxd.core.turns import UNKNOWN_BYTES_PER_S, UNKNOWN_TOKEN_S, Waiting, chunk_tokens, next_turn, slice_bytes
+from omlxd.core.step_time import UNKNOWN, StepTime, step_time
+from omlxd.core.turns import UNKNOWN_BYTES_PER_S, Waiting, chunk_tokens, next_turn, slice_bytes
 from omlxd.engine.loader import SlicedLoad
 from omlxd.engine.resident import ResidentModel, Running
 
 LEAST_TOKENS = 8
 """Fewer say more about the step than about its tokens."""
 LEAST_BYTES = 2**20
+LAST_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,15 @@ class LoadTurn:
 
 
 class Pace:
-    """Seconds a prompt token takes, by model, and bytes a second of a load; old and new measurements weigh the same.
+    """What the last prefill steps of each model took, and how fast the last slices of a load came.
 
     A token takes longer in a longer context, and the first steps of a model take longer than all that follow, so what
     was seen lately counts and no average of everything.
     """
 
     def __init__(self) -> None:
-        self._token_s: dict[str, float] = {}
+        self._steps: dict[str, deque[tuple[int, float]]] = {}
+        self._times: dict[str, StepTime] = {}
         self._bytes_per_s: float | None = None
         self._decoded_s = 0.0
 
@@ -58,8 +62,8 @@ class Pace:
         if load and turn.index == len(prompts):
             return LoadTurn(slice_bytes(load.total_bytes, self._bytes_per_s, turn.budget_s))
         model, request = prompts[turn.index]
-        granted, token_s = model.granted_chunk_tokens(request), self._token_s.get(model.name)
-        return PromptTurn(model, request, chunk_tokens(granted, token_s, turn.budget_s))
+        granted, time = model.granted_chunk_tokens(request), self._times.get(model.name, UNKNOWN)
+        return PromptTurn(model, request, chunk_tokens(granted, time, turn.budget_s))
 
     def decoded(self, now_s: float) -> None:
         """Answers got their tokens."""
@@ -68,8 +72,9 @@ class Pace:
     def prefilled(self, model: str, tokens: int, took_s: float) -> None:
         """A prefill step of so many tokens took so long."""
         if tokens >= LEAST_TOKENS and took_s > 0:
-            seen = took_s / tokens
-            self._token_s[model] = (self._token_s.get(model, seen) + seen) / 2
+            steps = self._steps.setdefault(model, deque(maxlen=LAST_STEPS))
+            steps.append((tokens, took_s))
+            self._times[model] = step_time(steps)
 
     def loaded(self, size_bytes: int, took_s: float) -> None:
         """A slice of so many bytes took so long."""
@@ -78,5 +83,6 @@ class Pace:
             self._bytes_per_s = ((self._bytes_per_s or seen) + seen) / 2
 
     def _waiting(self, model: ResidentModel, request: Running, now_s: float) -> Waiting:
-        token_s = self._token_s.get(model.name, UNKNOWN_TOKEN_S)
-        return Waiting(request.left_tokens * token_s, now_s - request.moved_s)
+        time = self._times.get(model.name, UNKNOWN)
+        left_s = time.in_chunks(request.left_tokens, model.granted_chunk_tokens(request))
+        return Waiting(left_s, now_s - request.moved_s)

@@ -426,7 +426,7 @@ class Engine(Protocol):
         ...
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded, or whose tokenizer was read, at least once, else None."""
+        """The tokenizer of a model, else None: from its first load's first `LoadProgress`, or `read_codec`, on."""
         ...
 
     def read_codec(self, order: LoadOrder) -> TextCodec:

@@ -111,7 +111,7 @@ class EngineThread:
         return self._step_times
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model that was loaded or asked for its tokenizer at least once."""
+        """The tokenizer of a model whose load has opened its files, or that was asked for it, at least once."""
         return self._executor.codecs.get(model) or self._codecs.get(model)
 
     def read_codec(self, order: LoadOrder) -> TextCodec:
@@ -175,6 +175,7 @@ class EngineThread:
             self._executor.keep_under_hard()
             self._executor.measure_kv()
             self._flush()
+            self._sample_overhead()
             if self._stand_still_when_over() or self._closing:
                 return
             began_s = self._clock()
@@ -197,6 +198,12 @@ class EngineThread:
 
     def _called(self) -> bool:
         return self._closing or self._plan is not self._seen_plan or bool(self._rest_asked)
+
+    def _sample_overhead(self) -> None:
+        """The overhead is seen while there is work too, though nobody asks for a reading at rest then."""
+        if self.gauges.sample_due:
+            mlxlm.synchronize()
+            self.gauges.read(at_rest=True)
 
     def _stand_still_when_over(self) -> bool:
         """Over the soft limit, at rest: report and follow plans until one acknowledges it; True when it did so."""

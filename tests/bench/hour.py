@@ -108,11 +108,16 @@ def _read(home: Path, crowd: Crowd, took_s: float, memory: dict[str, Any]) -> Ho
     return Hour(
         crowd,
         took_s,
-        Counter(record["event"] for record in records),
+        Counter(record["event"] for record in records if not _went_away(record)),
         Counter(f"{decision['trigger']}: {decision['action']}" for decision in decisions),
         memory,
         sum(not decision["reason"] for decision in decisions),
     )
+
+
+def _went_away(record: dict[str, Any]) -> bool:
+    """Whether it is the end of a request that nobody waited for any more."""
+    return record["event"] == "request_aborted" and "went away" in record["error"]["message"]
 
 
 def _beside(figure: str, ours: float, theirs: float, *, at_most: float | None = None) -> Row:

@@ -18,7 +18,7 @@ from tests.bench.plan_child import NAME, Taken
 from tests.bench.report import Judged, Row, Target, against
 from tests.bench.scratch import CHECKOUT, Scratch
 
-FEW_CONTEXTS, CONTEXTS, CONTEXTS_WITH_BLAS = (64, 128, 192), (64, 256, 768), (256, 2048, 8192)
+FEW_CONTEXTS, CONTEXTS, CONTEXTS_WITH_BLAS = (64, 128, 192), (64, 256, 768), (256, 1024, 2048)
 CACHE = "OMLXD_TEST_CACHE"
 
 

@@ -39,15 +39,15 @@ class Answer:
         return (self.tokens - 1) / (self.last_s - self.first_s)
 
 
-def chat(address: Address, model: str, prompt: str, max_tokens: int) -> Answer:
-    """One greedy completion, streamed.
+def chat(address: Address, model: str, prompt: str, max_tokens: int, system: str = "") -> Answer:
+    """One greedy completion, streamed; with a system prompt unless it is empty.
 
     Raises:
         RuntimeError: it failed, or ended early.
     """
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omlxd.core.step_time import UNKNOWN, StepTime
 from omlxd.core.turns import (
     LEAST_TOKENS,
     LONE_STEP_S,
@@ -15,6 +16,7 @@ from omlxd.core.turns import (
     PATIENCE_S,
     QUIET_S,
     STEP_S,
+    WORTH_MORE,
     Waiting,
     chunk_tokens,
     next_turn,
@@ -67,34 +69,39 @@ def test_while_answers_are_decoded_and_shortly_after_every_turn_is_short(quiet_s
         assert turn.budget_s == STEP_S
 
 
+def each(token_s: float) -> StepTime:
+    return StepTime(0.0, token_s)
+
+
 @pytest.mark.parametrize(
-    ("granted", "token_s", "budget_s", "tokens"),
+    ("granted", "time", "budget_s", "tokens"),
     [
-        (256, 0.001, 0.1, 64),
-        (256, 0.0001, 0.1, 256),
-        (100, 0.0001, 0.1, 100),
-        (256, 0.01, 0.1, 16),
-        (256, 10.0, 0.1, 16),
-        (8, 10.0, 0.1, 8),
-        (2048, 0.001, 0.5, 256),
-        (256, None, STEP_S, 32),
-        (256, None, LONE_STEP_S, 128),
+        (256, each(0.001), 0.1, 64),
+        (256, each(0.0001), 0.1, 256),
+        (100, each(0.0001), 0.1, 100),
+        (256, each(0.01), 0.1, 16),
+        (256, each(10.0), 0.1, 16),
+        (8, each(10.0), 0.1, 8),
+        (2048, each(0.001), 0.5, 256),
+        (256, UNKNOWN, STEP_S, 32),
+        (256, UNKNOWN, LONE_STEP_S, 128),
+        pytest.param(512, StepTime(0.1, 0.0005), 0.1, 64, id="a third more time for four times the tokens"),
     ],
 )
 def test_a_chunk_is_the_largest_that_fits_the_time_and_the_memory(
-    granted: int, token_s: float | None, budget_s: float, tokens: int
+    granted: int, time: StepTime, budget_s: float, tokens: int
 ) -> None:
-    assert chunk_tokens(granted, token_s, budget_s) == tokens
+    assert chunk_tokens(granted, time, budget_s) == tokens
 
 
-@given(st.integers(1, 8192), st.none() | st.floats(1e-6, 10), st.sampled_from([STEP_S, LONE_STEP_S]))
-def test_a_chunk_never_passes_memory_and_passes_the_time_only_at_the_least_size(
-    granted: int, token_s: float | None, budget_s: float
+@given(st.integers(1, 8192), st.floats(0, 1), st.floats(1e-6, 10), st.sampled_from([STEP_S, LONE_STEP_S]))
+def test_a_chunk_passes_neither_memory_nor_the_time_by_more_than_is_worth_it(
+    granted: int, fixed_s: float, token_s: float, budget_s: float
 ) -> None:
-    tokens = chunk_tokens(granted, token_s, budget_s)
+    time = StepTime(fixed_s, token_s)
+    tokens = chunk_tokens(granted, time, budget_s)
     assert 1 <= tokens <= granted
-    if token_s is not None and tokens > LEAST_TOKENS:
-        assert tokens * token_s <= budget_s
+    assert time.of(tokens) <= max(budget_s, WORTH_MORE * time.of(LEAST_TOKENS))
 
 
 @pytest.mark.parametrize(

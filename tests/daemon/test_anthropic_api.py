@@ -14,7 +14,7 @@ import pytest
 
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.reply import REASONING
-from omlxd.daemon import anthropic_api, listening
+from omlxd.daemon import listening
 from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.bodies import parse_body
 from omlxd.engine.protocol import MIB
@@ -129,8 +129,7 @@ async def test_reasoning_is_a_thinking_block(tmp_path: Path) -> None:
 
 
 async def test_a_stream_that_waits_for_its_model_is_pinged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (anthropic_api, listening):
-        monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(listening, "HEARTBEAT_S", 0.02)
     engine = FakeEngine("thread", slice_bytes=MIB, step_s=0.05)
     async with running(tmp_path, MODELS, engine=engine) as daemon:
         told = events((await daemon.ask("POST", PATH, {**ASKED, "max_tokens": 2, "stream": True})).body)

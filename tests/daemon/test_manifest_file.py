@@ -138,13 +138,18 @@ def test_a_path_is_relative_to_the_manifest_and_knows_home(written: str, folder:
         ("[daemon]\nlog_max_size = '10%'", "daemon.log_max_size: `10%` is a part of the machine's memory"),
         ("[daemon]\nmax_memori = '8G'", "daemon.max_memori: unknown key; did you mean `max_memory`? (line 2)"),
         ("[daemon]\nttl = '1m'", "daemon.ttl: unknown key; it belongs in a [models.NAME] table"),
-        ("[api]\nwhatever = 1", "api.whatever: unknown key; there are `listen`, `api_key`"),
+        ("[api]\nwhatever = 1", "api.whatever: unknown key; there are `listen`, `api_key`, `api_key_file`, `allow"),
         ("max_memory = '8G'", "max_memory: unknown key; it belongs in [daemon] (line 1)"),
         ("[model.chat]\npath = 'x'", "model: unknown key; did you mean `models`? (line 1)"),
         ("daemon = 3", "daemon: must be a table, as `[daemon]`, not `3`"),
         ("models = []", "models: must be a table, as `[models]`, not a list"),
         ("[models]\nchat = 'x'", 'models.chat: must be a table, as `[models.chat]`, not `"x"`'),
         ("[[models]]\nname = 'x'", "models: must be a table"),
+        ("[api]\napi_key = '12345678'\napi_key_file = 'k'", "api.api_key_file: stands beside `api_key`; keep one"),
+        ("[api]\napi_key_file = 3", "api.api_key_file: must be the path of a file that holds the key"),
+        ("[api]\nallow_origins = ['app.example']", 'api.allow_origins[0]: `"app.example"` is not an origin; write'),
+        ("[api]\nallow_origins = ['https://a.example/x']", "api.allow_origins[0]: "),
+        ("[api]\nallow_origins = ['*']", "api.allow_origins[0]: "),
         ("[api]\nlisten = 8321", "api.listen: must be text in quotes"),
         ("[api]\nlisten = '8321'", "api.listen: `8321` is not an address to listen on; write"),
         ("[api]\nlisten = '0.0.0.0:80'", "api.listen: `0.0.0.0:80` can be reached from other machines; set `api_key`"),
@@ -214,8 +219,9 @@ def test_a_bad_key_is_not_repeated(key: str) -> None:
     assert found == "api.api_key: must be 8 to 512 printable ASCII characters without spaces (line 2)"
 
 
-def test_a_key_opens_other_addresses() -> None:
-    manifest = parse_manifest("[api]\nlisten = '0.0.0.0:80'\napi_key = '0123456789'", "/m")
+@pytest.mark.parametrize("key", ["api_key = '0123456789'", "api_key_file = 'key'"])
+def test_a_key_opens_other_addresses(key: str) -> None:
+    manifest = parse_manifest(f"[api]\nlisten = '0.0.0.0:80'\n{key}", "/m/omlxd.toml")
     assert manifest.api.address is not None
     assert not manifest.api.address.is_loopback
 
@@ -339,7 +345,7 @@ def test_what_init_writes_changes_nothing() -> None:
 def test_the_template_shows_every_key_with_its_default() -> None:
     text = re.sub(r"^#(?=\w+ = )", "", default_manifest_text(), flags=re.MULTILINE)
     text = text.replace('hard_limit = "12G"\n', "").replace('min_available = "2G"\n', "")
-    text = text.replace('api_key = "a long random text"\n', "")
+    text = text.replace('api_key = "a long random text"\n', "").replace('api_key_file = "api.key"\n', "")
     assert parse_manifest(text, "/m") == Manifest(path="/m")
     for key in [*DaemonTable.model_fields, *ApiTable.model_fields]:
         assert re.search(rf"^#?{key} = ", default_manifest_text(), re.MULTILINE), key
@@ -357,7 +363,7 @@ def test_the_full_example_has_every_key() -> None:
     assert set(manifest.models) == {"chat", "qwen3.5", "small"}
     text = (EXAMPLES / "omlxd.toml").read_text()
     for key in [*DaemonTable.model_fields, *ApiTable.model_fields, *ModelTable.model_fields]:
-        assert re.search(rf"^{key} = ", text, re.MULTILINE), key
+        assert re.search(rf"^{'#' if key == 'api_key_file' else ''}{key} = ", text, re.MULTILINE), key
 
 
 def test_the_defaults_that_the_full_example_claims_are_the_defaults() -> None:

@@ -57,6 +57,21 @@ async def test_the_openai_client_gets_a_whole_answer(tmp_path: Path) -> None:
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
 
 
+async def test_usage_counts_the_tokens_that_an_earlier_chat_left_in_the_prefix_cache(tmp_path: Path) -> None:
+    question: Any = [{"role": "user", "content": "why " * 50}]
+    settings = {"policy": "graceful", "min_available": 0}
+    async with running(tmp_path, TWO, daemon=settings) as daemon, client(daemon) as api:
+        usages = [
+            (await api.chat.completions.create(model="chat", messages=question, max_tokens=2)).usage for _ in range(2)
+        ]
+        details = [usage and usage.prompt_tokens_details for usage in usages]
+        assert [each and each.cached_tokens for each in details] == [0, 50]
+        assert usages[0] is not None
+        assert usages[0].prompt_tokens == 51
+        status = await daemon.control("GET", "status")
+        assert status["memory"]["prefix_cache"] == status["models"][0]["prefix_cache_bytes"] > 0
+
+
 async def test_the_openai_client_streams_the_same_text(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon, client(daemon) as api:
         whole = await api.chat.completions.create(model="default", messages=HELLO, max_tokens=5)
@@ -226,6 +241,18 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(tmp_
         assert "20" in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_refused_with_a_status_while_its_model_is_still_being_loaded(
+    tmp_path: Path, stream: bool
+) -> None:
+    engine = FakeEngine("thread", context_length=20, slice_bytes=1024, step_s=0.002)  # a minute and more
+    long: Any = [{"role": "user", "content": "word " * 50}]
+    async with running(tmp_path, TWO, engine=engine) as daemon:
+        answer = await daemon.ask("POST", PATH, {"model": "chat", "messages": long, "stream": stream})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+        assert (await daemon.states())["chat"] == "loading"
+
+
 async def test_a_request_that_is_aborted_in_its_stream_ends_with_one_error_frame(tmp_path: Path) -> None:
     async with running(tmp_path, TWO, engine=endless()) as daemon:
         body = {"model": "chat", "messages": HELLO, "stream": True, "max_tokens": 10**6}
@@ -339,3 +366,16 @@ async def test_prompts_and_answers_are_in_no_log(tmp_path: Path) -> None:
         assert "request_finished" in text
         assert "secret" not in text
         assert "tok0" not in text
+
+
+async def test_one_request_too_many_in_the_queue_is_told_when_to_come_back(tmp_path: Path) -> None:
+    engine = FakeEngine("thread", slice_bytes=MIB, step_s=0.05)  # the load takes 40 steps: the first request waits
+    async with running(tmp_path, TWO, engine=engine, daemon={"max_waiting": 1}) as daemon:
+        first = asyncio.create_task(daemon.ask("POST", PATH, {"model": "chat", "messages": HELLO}))
+        async with asyncio.timeout(20):
+            while not (await daemon.control("GET", "models"))["models"][0]["waiting"]:
+                pass
+        refused = await daemon.ask("POST", PATH, {"model": "chat", "messages": HELLO})
+        assert (refused.status, refused.json["error"]["code"]) == (503, "busy")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await first).status == 200

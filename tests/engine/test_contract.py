@@ -412,6 +412,12 @@ def test_the_tokenizer_is_there_after_the_first_load_and_stays_after_the_unload(
     assert loop.engine.codec("m") is not None
 
 
+def test_the_tokenizer_is_there_before_the_weights(loop: Loop) -> None:
+    loop.apply(load=loop.order())
+    loop.until(LoadProgress)
+    assert loop.engine.codec("m") is not None
+
+
 def test_closing_ends_all_that_runs_with_one_error_and_may_be_repeated(loop: Loop) -> None:
     loop.load()
     loop.start("r", prompt=LONG)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from omlxd.core.states import FinishReason
+from omlxd.engine import mlxlm
+from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.protocol import GenerationOrder, Prefilled
-from tests.engine.driver import Driver, generation, reference
+from tests.engine.driver import Driver, generation, on_mlx_thread, reference
 from tests.engine.test_generation import KINDS, prompt, same_until_a_tie
 
 pytestmark = pytest.mark.mlx
@@ -174,3 +176,34 @@ def test_a_prompt_is_kept_at_the_end_of_its_system_segment_while_it_is_still_bei
     assert (reused(driver, "first"), reused(driver, "second")) == (0, len(SYSTEM))
     done = [event.done for event in driver.seen if isinstance(event, Prefilled) and event.request == "first"]
     assert len(SYSTEM) in done
+
+
+def test_a_device_that_has_no_memory_for_a_copy_costs_what_is_kept_and_no_request(
+    driver: Driver, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(cache: object) -> None:
+        raise RuntimeError("[malloc] out of memory")
+
+    driver.load("m", tiny_model())
+    driver.run(chat("r0", "m", 1))
+    monkeypatch.setattr(mlxlm, "is_cuttable", out_of_memory)
+    (_, end) = driver.run(chat("r1", "m", 2))["r1"]
+    assert end is FinishReason.LENGTH
+    assert not driver.engine.prefix_bytes()
+
+
+def test_of_caches_that_stand_somewhere_else_nothing_is_kept() -> None:
+    """A wrong entry would be found by every later prompt: rather none."""
+
+    def work() -> dict[str, int]:
+        import mlx.core as mx
+        from mlx_lm.models.cache import KVCache
+
+        kept = PrefixCaches()
+        kept.obey(PLENTY)
+        cache = KVCache()
+        cache.update_and_fetch(mx.zeros((1, 1, 40, 4)), mx.zeros((1, 1, 40, 4)))
+        kept.keep("m", range(41), lambda: [cache])
+        return dict(kept.by_model)
+
+    assert on_mlx_thread(work) == {}

@@ -454,6 +454,12 @@ class FakeEngine:
         if hard_bytes and self._reading().active_bytes + slice_bytes > hard_bytes:
             self._end_load(DoesNotFit(f"`{order.model}` would pass the hard limit"))
             return
+        codec = self._codecs[order.model] = FakeCodec(
+            self._codec.vocab_size,
+            order.max_context or self._codec.context_length,
+            self.transitions,
+            self.reply_start,
+        )
         load.done_bytes += slice_bytes
         self.peak = max(self.peak, self._reading().active_bytes)
         self._send(LoadProgress, order.id, order.model, load.done_bytes, total_bytes)
@@ -461,12 +467,6 @@ class FakeEngine:
             self._end_load(error if isinstance(error, OmlxError) else LoadFailed(str(error)))
         elif load.done_bytes >= total_bytes:
             self._load = None
-            codec = self._codecs[order.model] = FakeCodec(
-                self._codec.vocab_size,
-                order.max_context or self._codec.context_length,
-                self.transitions,
-                self.reply_start,
-            )
             self._models[order.model] = _Loaded(total_bytes, self._seq + 1, codec)
             info = ModelInfo(total_bytes, codec.context_length, codec.vocab_size, 0.25)
             self._send(LoadDone, order.id, order.model, info, self._reading())

@@ -31,8 +31,11 @@ def fresh(error: OmlxError) -> OmlxError:
 
 def aborted(model: str, reason: str, decision: str | None = None) -> RequestAborted:
     """A request had to give way; `reason` completes "the request to `model` was aborted: ..."."""
-    details = {"retry_after_s": 5.0} | ({} if decision is None else {"decision": decision})
-    return RequestAborted(f"the request to `{model}` was aborted: {reason}", hint="send it again", details=details)
+    message, details = f"the request to `{model}` was aborted: {reason}", {"retry_after_s": 5.0}
+    if decision is None:
+        return RequestAborted(message, hint="send it again", details=details)
+    hint = f"send it again; `omlxd why {decision}` says what it gave way to"
+    return RequestAborted(message, hint=hint, details={**details, "decision": decision})
 
 
 def cancelled(model: str, reason: str, decision: str | None = None) -> LoadCancelled:

@@ -20,7 +20,7 @@ from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.model_files import model_folder
-from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
+from omlxd.daemon.refusals import aborted, decision_behind, fresh, parked_too_long, shutting_down, weights_alone
 from omlxd.daemon.request import Cut, Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.daemon.wish import Prompt, Wish, tokens_left
@@ -199,9 +199,10 @@ class Serving:
                 try:
                     return await self._admitted(request)
                 except Busy as error:
-                    if isinstance(error, LoadCancelled | ShuttingDown):
+                    by_user = isinstance(error, LoadCancelled) and decision_behind(error) is None
+                    if by_user or isinstance(error, ShuttingDown):
                         raise
-                    await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others
+                    await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others, or to make way for them
                     return None
         except TimeoutError:
             end: OmlxError = parked_too_long(generation.model, self._park_deadline_s)

@@ -97,7 +97,12 @@ async def test_models_are_listed_with_their_aliases(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon, client(daemon) as api:
         listed = (await api.models.list()).data
         assert [model.id for model in listed] == ["chat", "default", "small"]
-        assert listed[1].model_extra == {"root": "chat"}
+        alias: Any = listed[1].model_extra
+        assert alias["root"] == "chat"
+        assert (alias["omlxd"]["state"], alias["omlxd"]["weights_bytes"]) == ("unloaded", 40 * MIB)
+        await daemon.control("POST", "models/chat/load")
+        loaded: Any = (await api.models.retrieve("chat")).model_extra
+        assert (loaded["omlxd"]["state"], loaded["omlxd"]["context_length"]) == ("loaded", 4096)
         assert (await api.models.retrieve("default")).id == "default"
         with pytest.raises(openai.NotFoundError):
             await api.models.retrieve("other")

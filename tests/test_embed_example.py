@@ -27,7 +27,7 @@ def test_the_example_answers_from_each_model_and_shows_the_eviction(tiny_model: 
     first, second = (folder.name for folder in folders)
     assert ran.stdout.count("tokens, first after") == 2
     assert "[decision]" in ran.stdout
-    assert f"`{first}` is the least recently used model that is not pinned" in ran.stdout
+    assert f"`{first}` is idle" in ran.stdout
     assert ran.stdout.endswith(f"  {first}: unloaded\n  {second}: loaded\n")
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from omlxd.cli.event_sentences import reason_of
 from omlxd.cli.explain import decision_id, purpose
-from omlxd.cli.stories import ENDS, Record, Run, Story, arrival
+from omlxd.cli.stories import ENDS, Record, Run, Story, arrival, is_among
 from omlxd.cli.values import ago, amount, duration, moment, named, number, one_line
 from omlxd.core.events import EventName
 
@@ -63,8 +63,11 @@ def of_request(request: str, story: Story, *, alive: bool, now: float) -> Answer
     text = f"{who} {_fate(last, _PAST if over else _PRESENT, now)}"
     if last.get("event") == EventName.REQUEST_WAITING and story.events[0][1].get("event") == EventName.LOAD_WAITING:
         text += f", and its load waits: {reason_of(story.events[0][1])}"
+    text += _parks(mine)
     by = last.get("decision")
-    decision = next((each for each in story.decisions if by and each.get("decision") == by), decision)
+    cost_it = (each for each in story.decisions if is_among(request, each.get("requests")))
+    ended_it = (each for each in story.decisions if by and each.get("decision") == by)
+    decision = next(ended_it, next(cost_it, decision))
     if over:
         text += f"; the daemon {_how_it_ended(story.run, now)}"
     return Answer(text, decision)
@@ -190,6 +193,15 @@ def _fate(last: Record, verbs: Mapping[str, str], now: float) -> str:
     if name in (EventName.REQUEST_STARTED, EventName.REQUEST_RESUMED):
         return f"{verbs['runs']} since {since}"
     return f"was last heard of {at}"
+
+
+def _parks(mine: Sequence[Record]) -> str:
+    """How often a request was parked on its way, and for how long in all."""
+    stays = [number(record.get("parked_s")) for record in mine if record.get("event") == EventName.REQUEST_RESUMED]
+    if not stays:
+        return ""
+    often = {1: "once", 2: "twice"}.get(len(stays), f"{len(stays)} times")
+    return f"; it was parked {often}, for {duration(sum(stay for stay in stays if stay is not None))}"
 
 
 def _how_it_ended(run: Run, now: float) -> str:

@@ -11,14 +11,16 @@ import typer
 
 from omlxd.cli.completion import model_names
 from omlxd.cli.log_lines import Line
+from omlxd.cli.stories import concerns_request, quoted
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.events import EventLevel, EventName
 from omlxd.core.units import parse_duration
 from omlxd.core.wording import nearest, shown
 
 _SEVERITY: Final = {level.value: number for number, level in enumerate(EventLevel)}
+_INFO: Final = _SEVERITY[EventLevel.INFO]
+_SEVERE: Final = [f'"{level.value}"'.encode() for level in EventLevel]
 _MODEL_KEYS: Final = ("model", "victim", "for_model")
-_REQUEST_KEYS: Final = ("request", "for_request")
 
 ModelOption = Annotated[
     str | None,
@@ -79,6 +81,11 @@ class Filter:
             and at <= self.until
         )
 
+    def wanted(self, raw: bytes) -> bool:
+        """Whether a line may match, by a look at what must stand in it; quick, and never wrong about one that does."""
+        must = [quoted(text) for text in (self.model, self.request, self.decision) if text is not None]
+        return (all(text in raw for text in must) and self._may_be_severe(raw)) or b'"daemon_starting"' in raw
+
     def newest_run(self, lines: Iterable[Line]) -> Iterator[Line]:
         """The matching events, given and returned newest first.
 
@@ -93,17 +100,17 @@ class Filter:
             if found and (self.request or self.decision) and line.record.get("event") == EventName.DAEMON_STARTING:
                 return
 
+    def _may_be_severe(self, raw: bytes) -> bool:
+        return self.least <= _INFO or any(level in raw for level in _SEVERE[self.least :])
+
     def _about_request(self, record: Mapping[str, Any]) -> bool:
-        ended = record.get("requests")
-        return any(record.get(key) == self.request for key in _REQUEST_KEYS) or (
-            isinstance(ended, list) and self.request in ended
-        )
+        return self.request is not None and concerns_request(record, self.request)
 
 
 def severity(record: Mapping[str, Any]) -> int:
     """0 for debug to 3 for error; what has no known level counts as info."""
     level = record.get("level")
-    return _SEVERITY.get(level, 1) if isinstance(level, str) else 1
+    return _SEVERITY.get(level, _INFO) if isinstance(level, str) else _INFO
 
 
 def make_filter(

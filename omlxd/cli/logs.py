@@ -91,7 +91,7 @@ def _chosen(log: Log, wanted: Filter, count: int | None, *, follow: bool) -> Ite
         return list(islice(wanted.newest_run(newest_first), count))[::-1]
 
     if not follow:
-        yield from last(log.newest_first(since=wanted.since))
+        yield from last(log.newest_first(wanted.wanted, since=wanted.since))
         return
     for line in log.last_and_new(last):
         if wanted.matches(line.record):

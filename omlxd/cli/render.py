@@ -224,7 +224,7 @@ def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
     outside = memory["used"] - used
     extras = [f" · {format_bytes(outside)} more outside MLX"] if outside else []
     if memory.get("prefix_cache"):
-        extras.append(f" · prefix caches {format_bytes(memory['prefix_cache'])} of it")
+        extras.append(f" · {format_bytes(memory['prefix_cache'])} of it prefix caches")
     extras.append(f" · peak {format_bytes(memory['peak'])}, cache {format_bytes(memory['cache'])}")
     first = Text("memory  ")
     bar = _bar(memory, used, max(10, min(60, width - len(first) - len(words) - 2)))

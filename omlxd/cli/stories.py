@@ -7,11 +7,12 @@ model's goes on through earlier runs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from omlxd.cli.log_lines import Log
+from omlxd.cli.log_lines import Log, Wanted
 from omlxd.cli.values import number
 from omlxd.core.events import EventName
 
@@ -20,6 +21,7 @@ Record = Mapping[str, Any]
 MOST_OF_A_MODEL: Final = 60  # events of its life that are looked at; enough for a dozen loads and evictions
 MOST_OF_A_REQUEST: Final = 400
 MOST_PASSED_OVER: Final = 3
+MOST_REQUEST_EVENTS: Final = 2000  # of a busy model: who waits now is among the newest
 LIFE: Final = frozenset(
     {
         EventName.LOAD_WAITING,
@@ -103,7 +105,7 @@ class Story:
 def of_decisions(log: Log, count: int, runs_ago: int | None) -> Story:
     """The last `count` decisions of the log, or of one run."""
     story = Story()
-    for run, record in _search(story, log, runs_ago, b'"decision"', b'"level_changed"'):
+    for run, record in _search(story, log, runs_ago, having(b'"decision"', b'"level_changed"')):
         if record.get("event") == EventName.DECISION:
             story.events.append((run, record))
         elif record.get("event") == EventName.LEVEL_CHANGED and story.level is None and run is story.newest:
@@ -116,7 +118,7 @@ def of_decisions(log: Log, count: int, runs_ago: int | None) -> Story:
 def of_decision(log: Log, decision: str, runs_ago: int | None) -> Story:
     """A decision of this id and what it caused, in the newest run that has one or in the one that is meant."""
     story = Story()
-    for run, record in _search(story, log, runs_ago, _quoted(decision)):
+    for run, record in _search(story, log, runs_ago, having(quoted(decision))):
         if story.events and run is not story.run:
             break
         if record.get("decision") == decision and len(story.events) < MOST_OF_A_REQUEST:
@@ -129,7 +131,7 @@ def of_request(log: Log, request: str, runs_ago: int | None) -> Story:
     story = Story()
     model: str | None = None
     arrived: float | None = None
-    for run, record in _search(story, log, runs_ago, _quoted(request), b'"load_'):
+    for run, record in _search(story, log, runs_ago, having(quoted(request), b'"load_')):
         if (story.events and run is not story.run) or len(story.events) >= MOST_OF_A_REQUEST:
             break
         if concerns_request(record, request):
@@ -147,7 +149,19 @@ def of_request(log: Log, request: str, runs_ago: int | None) -> Story:
 def of_model(log: Log, model: str, runs_ago: int | None) -> Story:
     """The last part of a model's life, through as many runs as it takes."""
     story, seen = Story(of_one_run=runs_ago is not None), set[str]()
-    for run, record in _search(story, log, runs_ago, _quoted(model)):
+    is_about = having(quoted(model))
+
+    requests_left = MOST_REQUEST_EVENTS
+
+    def wanted(raw: bytes) -> bool:
+        nonlocal requests_left
+        about = is_about(raw)
+        if not about or b'"request_' not in raw:
+            return about
+        requests_left -= 1
+        return requests_left >= 0
+
+    for run, record in _search(story, log, runs_ago, wanted):
         name = record.get("event")
         if name == EventName.DECISION:
             if model in (record.get("victim"), record.get("for_model")):
@@ -172,8 +186,8 @@ def loads_around(log: Log, decision: Record) -> tuple[Record | None, Record | No
     after: Record | None = None
     if not isinstance(model, str) or at is None:
         return None, None
-    mark = _quoted(model)
-    for line in log.newest_first(lambda raw: mark in raw and b'"load_finished"' in raw):
+    mark = quoted(model)
+    for line in log.newest_first(lambda raw: b'"load_finished"' in raw and mark in raw):
         record = line.record
         if record.get("event") != EventName.LOAD_FINISHED or record.get("model") != model:
             continue
@@ -187,10 +201,12 @@ def loads_around(log: Log, decision: Record) -> tuple[Record | None, Record | No
 
 def concerns_request(record: Record, request: str) -> bool:
     """Whether the event is about the request, or was done to it or for it."""
-    ended = record.get("requests")
-    return request in (record.get("request"), record.get("for_request")) or (
-        isinstance(ended, list) and request in ended
-    )
+    return request in (record.get("request"), record.get("for_request")) or is_among(request, record.get("requests"))
+
+
+def is_among(name: str, listed: Any) -> bool:
+    """Whether a line's list, if it is one, has the name."""
+    return isinstance(listed, list) and name in listed
 
 
 def arrival(record: Record) -> float | None:
@@ -213,22 +229,23 @@ def _note_request(story: Story, seen: set[str], run: Run, record: Record) -> Non
     if story.last_request is None:
         story.last_request = record
     request = record.get("request")
-    if run is story.newest and isinstance(request, str) and request not in seen:
-        seen.add(request)  # newest first: what the search comes to later is overtaken
-        if record.get("event") in (EventName.REQUEST_WAITING, EventName.REQUEST_PARKED):
-            story.waiting.append(record)
+    if not isinstance(request, str) or (key := f"{run.ago}/{request}") in seen:
+        return
+    seen.add(key)  # newest first: what the search comes to later is overtaken
+    if run is story.newest and record.get("event") in (EventName.REQUEST_WAITING, EventName.REQUEST_PARKED):
+        story.waiting.append(record)
 
 
-def _search(story: Story, log: Log, runs_ago: int | None, *marks: bytes) -> Iterator[tuple[Run, Record]]:
-    """The events whose line has one of the marks, newest first, each with its run; of one run, or of all."""
-    marks = (*marks, b'"daemon_starting"', b'"daemon_stopped"')
+def _search(story: Story, log: Log, runs_ago: int | None, wanted: Wanted) -> Iterator[tuple[Run, Record]]:
+    """The events whose line is wanted, newest first, each with its run; of one run, or of all."""
+    is_edge = having(b'"daemon_starting"', b'"daemon_stopped"')
     run = story.newest
 
-    def wanted(raw: bytes) -> bool:
+    def is_parsed(raw: bytes) -> bool:
         # A run's last line says when it ended.
-        return run.last_ts is None or run.started is not None or any(mark in raw for mark in marks)
+        return run.last_ts is None or run.started is not None or wanted(raw) or is_edge(raw)
 
-    for line in log.newest_first(wanted):
+    for line in log.newest_first(is_parsed):
         record, name = line.record, line.record.get("event")
         if run.started is not None or (name == EventName.DAEMON_STOPPED and run.last_ts is not None):
             run = Run(run.ago + 1)
@@ -244,6 +261,12 @@ def _search(story: Story, log: Log, runs_ago: int | None, *marks: bytes) -> Iter
             yield run, record
 
 
-def _quoted(text: str) -> bytes:
+def having(*marks: bytes) -> Wanted:
+    """Whether a line has one of the marks: a look that costs a hundredth of parsing it."""
+    found = re.compile(b"|".join(map(re.escape, marks))).search
+    return lambda raw: found(raw) is not None
+
+
+def quoted(text: str) -> bytes:
     """The text as it stands in a line of JSON."""
     return json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace")

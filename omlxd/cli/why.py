@@ -31,7 +31,8 @@ from omlxd.daemon.files import require_regular
 from omlxd.daemon.home import Home
 
 WIDTH_ON_A_PIPE: Final = 200
-EVENTS: Final = 8
+EVENTS_OF_A_MODEL: Final = 8
+EVENTS_OF_A_REQUEST: Final = 20
 _LABEL_COLUMNS: Final = 11
 _NUMBER_AND_UNIT: Final = r"(\d) ([KMGTPE]?i?B\b|ms\b|s\b|min\b|h\b|tokens?\b)"
 
@@ -48,7 +49,7 @@ def why(
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--lines", min=1, metavar="N", help="So many decisions, or events; default 1, or 8."),
+        typer.Option("-n", "--lines", min=1, metavar="N", help="So many decisions, or events; default 1, 8 or 20."),
     ] = None,
     run: Annotated[
         int | None, typer.Option("--run", min=0, metavar="N", help="Only the daemon's run N runs ago; 0 is the newest.")
@@ -135,12 +136,13 @@ class _Inquiry:
             self._write_json(kind, name, story, answer.text, decisions)
             return
         self._say(answer.text)
-        for waiting in story.waiting[: self._count or EVENTS] if self._alive else ():
+        most = self._count or (EVENTS_OF_A_MODEL if kind == "model" else EVENTS_OF_A_REQUEST)
+        for waiting in story.waiting[:most] if self._alive else ():
             self._say(f"{event_sentence(waiting)}, since {moment(waiting.get('ts'), self._now)}")
         for decision in decisions:
             output.data()
             self._explain(decision)
-        lines = happenings(name, story, self._count or EVENTS, arrived)
+        lines = happenings(name, story, most, arrived)
         if lines:
             output.data()
         width = max((len(when(at, self._now)) for at, _ in lines), default=0)

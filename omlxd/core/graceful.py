@@ -28,7 +28,7 @@ from omlxd.core.rungs import (
     victims_of,
     within_limit,
 )
-from omlxd.core.snapshot import Candidate, EntrySnapshot, RequestSnapshot
+from omlxd.core.snapshot import Candidate, EntrySnapshot
 from omlxd.core.units import format_bytes
 
 PARKED_ENOUGH: Final = 3
@@ -57,21 +57,20 @@ def park(case: Case) -> Decision | None:
     """
     if case.wanted is None and _is_tolerated(case):
         return None  # it has not helped before; what is small is let through (R9)
-    running = [_Stay(each.order, each.request, each, entry) for entry in case.loaded for each in entry.requests]
+    running = _running(case.loaded)
     if not running:
         return None
-    running.sort(key=_AGE)
     oldest, order = running[0], _parking_order(case, running[1:])
     if order:
-        chosen = necessary(order, case.short_bytes, lambda stay: stay.request.frees_bytes) or order
+        chosen = necessary(order, case.short_bytes, lambda stay: stay.frees_bytes) or order
         victim, why = chosen[0], _why_parked(chosen[0], order)
-    elif case.wanted is None and oldest.request.frees_bytes > 0 and not _is_futile(case, oldest):
+    elif case.wanted is None and oldest.frees_bytes > 0 and not _is_futile(case, oldest):
         chosen, victim, why = [oldest], oldest, "the last one that runs, and does not fit alone"
     else:
         return None
     reason = (
         f"{case.over_text}; request {victim.id} to `{victim.entry.name}` is parked and goes on when it"
-        f" fits (it is {why}, and frees {format_bytes(victim.request.frees_bytes)})"
+        f" fits (it is {why}, and frees {format_bytes(victim.frees_bytes)})"
     )
     candidates = _request_candidates(case, running, order, chosen, why)
     return case.answer("park", Park(victim.entry.name, victim.id), reason, candidates=candidates)
@@ -149,23 +148,43 @@ class _Stay(NamedTuple):
 
     order: int
     id: str
-    request: RequestSnapshot
     entry: EntrySnapshot
+    parks: int
+    frees_bytes: int
 
 
 _AGE = itemgetter(0, 1)
 """Older is smaller; a tie goes by name."""
 
 
+def _running(loaded: Sequence[EntrySnapshot]) -> list[_Stay]:
+    """All requests that the engine has, the oldest first."""
+    running = list[_Stay]()
+    for entry in loaded:
+        unknown_bytes = _unknown_bytes(entry) if entry.kv_bytes else 0
+        for each in entry.requests:
+            frees_bytes = each.frees_bytes or unknown_bytes
+            running.append(_Stay(each.order, each.request, entry, each.parks, frees_bytes))
+    running.sort(key=_AGE)
+    return running
+
+
+def _unknown_bytes(entry: EntrySnapshot) -> int:
+    """What one of its requests frees when nothing is promised for any, since nobody knows what they take."""
+    if not entry.requests or any(each.frees_bytes for each in entry.requests):
+        return 0
+    return entry.kv_bytes // len(entry.requests)
+
+
 def _parking_order(case: Case, younger: list[_Stay]) -> list[_Stay]:
     """The newest first, without those that would free nothing; those that were parked often after all others."""
-    useful = [each for each in reversed(younger) if each.request.frees_bytes > 0]
+    useful = [each for each in reversed(younger) if each.frees_bytes > 0]
     if case.futile:
         useful = [each for each in useful if not _is_futile(case, each)]
-    often = [each for each in useful if each.request.parks >= PARKED_ENOUGH]
+    often = [each for each in useful if each.parks >= PARKED_ENOUGH]
     if often:
-        often.sort(key=lambda stay: stay.request.parks)
-        useful = [each for each in useful if each.request.parks < PARKED_ENOUGH] + often
+        often.sort(key=lambda stay: stay.parks)
+        useful = [each for each in useful if each.parks < PARKED_ENOUGH] + often
     return useful
 
 
@@ -177,7 +196,7 @@ def _why_parked(victim: _Stay, order: list[_Stay]) -> str:
     newest = max(order, key=_AGE)
     if victim is newest:
         return "the newest"
-    often = newest.request.parks >= PARKED_ENOUGH > victim.request.parks
+    often = newest.parks >= PARKED_ENOUGH > victim.parks
     return "the newest that was not parked often" if often else "the newest that frees enough"
 
 
@@ -200,17 +219,17 @@ def _request_candidates(
 
     def why(stay: _Stay) -> str:
         if stay is victim:
-            return f"{why_chosen}, and frees {format_bytes(stay.request.frees_bytes)}"
+            return f"{why_chosen}, and frees {format_bytes(stay.frees_bytes)}"
         if stay is oldest:
             return "the oldest goes last"
-        if stay.request.frees_bytes <= 0:
+        if stay.frees_bytes <= 0:
             return "parking it frees nothing"
         if _is_futile(case, stay):
             return "could not be parked"
         if stay.id in next_ones:
             return "next, should this not suffice"
-        if stay.request.parks >= PARKED_ENOUGH:
-            return f"was parked {stay.request.parks} times"
+        if stay.parks >= PARKED_ENOUGH:
+            return f"was parked {stay.parks} times"
         return "can be spared" if stay.order > victim.order else "older"
 
     unable = [each for each in running if each not in order] if len(order) < MAX_CANDIDATES else []

@@ -42,7 +42,7 @@ class DaemonSettings:
         fair_wait_s: seconds that a load may wait before models in use make way for it.
         park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
         stall_timeout_s: seconds without a step, while there is work, after which health and the log call it a stall.
-        prefill_chunk_tokens: tokens of one prefill step.
+        prefill_chunk_tokens: tokens of one prefill step at most.
         max_batch: requests of one model that decode together.
         max_waiting: requests that may wait; one more is told to come back later.
         prefix_cache: what prefix caches may hold, as written: `auto`, a size, a percentage, bytes.
@@ -55,7 +55,7 @@ class DaemonSettings:
     hard_limit: str | int | None = None
     min_available: str | int | None = None
     poll_interval_s: float = 1.0
-    policy: Policy = Policy.REFERENCE
+    policy: Policy = Policy.GRACEFUL
     prefill_memory_guard: bool = True
     drain_timeout_s: float = 30.0
     load_timeout_s: float = 60.0

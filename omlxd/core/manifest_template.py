@@ -28,7 +28,7 @@ max_memory = "auto"
 
 # How often the enforcer looks, and what it does when memory is over the limit.
 #poll_interval = "1s"
-#policy = "reference"
+#policy = "graceful"
 #prefill_memory_guard = true
 
 # How long running requests may finish when the daemon stops; how long a load may wait for memory that nobody gives
@@ -42,7 +42,7 @@ max_memory = "auto"
 # How long the engine may take no step while it has work, before `/health` calls it a stall.
 #stall_timeout = "60s"
 
-# Tokens of one prefill step; requests of one model that run together; requests that may wait.
+# Tokens of one prefill step at most; requests of one model that run together; requests that may wait.
 #prefill_chunk = 256
 #max_batch = 32
 #max_waiting = 256

@@ -71,9 +71,12 @@ def await_unloading(case: Case) -> Decision | None:
 
 
 def trim_prefix_caches(case: Case) -> Decision | None:
-    """Rung 2: what ended requests left for later ones, as far as needed, unless it would spare no model its unload."""
+    """Rung 2: what ended requests left for later ones, as far as needed, unless it would spare no model its unload.
+
+    Nobody is kept out by them (the plan that grants a block has them trimmed first), so no block lacks theirs.
+    """
     kept_bytes = sum([entry.prefix_bytes for entry in case.loaded])
-    if kept_bytes <= 0:
+    if kept_bytes <= 0 or case.wanted is not None:
         return None
     if kept_bytes < case.short_bytes:
         idle = idle_models(case)

@@ -132,7 +132,7 @@ class Limits:
     soft_bytes: int = 0
     hard_bytes: int = 0
     binding: str = "max_memory"
-    policy: Policy = Policy.REFERENCE
+    policy: Policy = Policy.GRACEFUL
     hard_binding: str = "ram"
     tolerated_bytes: int = 0
     min_available_bytes: int = 0

@@ -120,7 +120,7 @@ def decide_turn(
         return TurnDecision(TurnKind.WAIT, room.why)
     if not closing:
         return _overdue(now_s, load, room, chosen, fair_wait_s)
-    ends_s = load.since_s + _turn_s(sum(holder.reload_s for holder in chosen), fair_wait_s)
+    ends_s = max(_ends_s(holder, load, fair_wait_s) for holder in chosen)
     if now_s < ends_s:
         return TurnDecision(TurnKind.WAIT, room.why, until_s=ends_s)
     names = ", ".join(f"`{name}`" for name in closing)
@@ -152,13 +152,18 @@ def _free_s(victim: Holder, load: WaitingLoad, fair_wait_s: float) -> float:
     if load.by_user or victim.closed:
         return victim.idle_since_s
     linger_s = _linger_s(victim.reload_s)
-    bound_s = load.since_s + _turn_s(victim.reload_s, fair_wait_s) if load.wanted else victim.idle_since_s + linger_s
+    ends_s = _ends_s(victim, load, fair_wait_s) if load.wanted else victim.idle_since_s + linger_s
     if victim.kept:  # its turn has not begun; but who waits for too long already waits for a moment only
-        turn_ends_s = victim.turn_began_s + _turn_s(victim.reload_s, fair_wait_s)
-        return min(turn_ends_s, max(bound_s, victim.turn_began_s + linger_s))
+        return max(ends_s, victim.turn_began_s + linger_s)
     if victim.idle_since_s <= load.asked_s:  # nobody came back to it before the load was asked for
         return victim.idle_since_s
-    return min(victim.idle_since_s + linger_s, bound_s)
+    return min(victim.idle_since_s + linger_s, ends_s)
+
+
+def _ends_s(holder: Holder, load: WaitingLoad, fair_wait_s: float) -> float:
+    """When its turn ends: it has lasted long enough since somebody else waits, or that one waits for too long."""
+    turn_s = TURN_RELOADS * max(holder.reload_s, LEAST_LINGER_S)
+    return min(max(load.since_s, holder.turn_began_s) + turn_s, load.since_s + fair_wait_s)
 
 
 def _in_the_way(holders: Sequence[Holder], short_bytes: int) -> list[Holder]:
@@ -180,7 +185,3 @@ def _in_the_way(holders: Sequence[Holder], short_bytes: int) -> list[Holder]:
 
 def _linger_s(reload_s: float) -> float:
     return min(max(reload_s, LEAST_LINGER_S), MOST_LINGER_S)
-
-
-def _turn_s(reload_s: float, fair_wait_s: float) -> float:
-    return min(fair_wait_s, TURN_RELOADS * max(reload_s, LEAST_LINGER_S))

@@ -116,7 +116,7 @@ class Door:
 
     def _must_queue(self, entry: EnginePoolEntry, generation: Generation) -> bool:
         """Whether others come first; who was parked comes back under the pool's lock only, when nobody decides."""
-        if generation.parks or _is_behind_parked(entry, generation) or self._pool.growth.waiting:
+        if generation.parks or self._pool.growth.waiting:
             return True
         return any(ticket.entry is entry or ticket.overtaken >= MAX_OVERTAKES for ticket in self._waiting())
 
@@ -136,7 +136,7 @@ class Door:
         return answer.chunk_tokens
 
     async def _in_turn(self, ticket: Ticket) -> int | None:
-        self._queue.insert(self._place(ticket), ticket)
+        self._queue.append(ticket)
         self.wake()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="omlxd-door")
@@ -150,13 +150,6 @@ class Door:
             if ticket.admitted and not admitted:  # its caller went away, or its model did, in that very moment
                 self.release(ticket.entry, ticket.generation.id)
             self.wake()
-
-    def _place(self, ticket: Ticket) -> int:
-        """In front of younger requests to the same model: who was parked came before them."""
-        for place, other in enumerate(self._queue):
-            if other.entry is ticket.entry and other.generation.order > ticket.generation.order:
-                return place
-        return len(self._queue)
 
     def _reserve(self, entry: EnginePoolEntry, request: str, ask: Ask, chunk: int) -> None:
         self._pool.ledger.reserve(entry.name, request, ask.costs, ask.prompt_tokens, chunk)

@@ -137,6 +137,7 @@ class ToolOffer(Body):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: Literal[False] | None = None
     cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -174,6 +175,7 @@ class CountBody(Body):
     tools: list[ToolOffer] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    cache_control: CacheControl | None = None
 
     @property
     def for_template(self) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.states import DaemonState, Level
-from omlxd.daemon import anthropic_api, control_api, metrics, openai_api
+from omlxd.daemon import anthropic_api, control_api, metrics, openai_api, openapi
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.http_errors import JsonResponse, answer_http_exception, answer_omlx_error, answer_unexpected
@@ -24,8 +24,8 @@ def front_door(daemon: Daemon, rules: TcpRules | None) -> FrontDoor:
     model_apis = [*openai_api.routes(daemon), *anthropic_api.routes(daemon)]
     shared: list[BaseRoute] = [*model_apis, health_route, *metrics.routes(daemon)]
     return FrontDoor(
-        unix=_application([*control_api.routes(daemon), *shared]),
-        tcp=_application(shared),
+        unix=_application([*control_api.routes(daemon), *shared, *openapi.routes(control=True)]),
+        tcp=_application([*shared, *openapi.routes(control=False)]),
         rules=rules,
         emit=daemon.bus.emit,
     )

@@ -8,35 +8,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine, MemoryLimits, resolve_limits
-from omlxd.core.memory import MemoryReading, Policy
-from omlxd.core.policy import (
-    AbortRequests,
-    Action,
-    CancelLoad,
-    Decision,
-    DropCache,
-    Outcome,
-    Park,
-    TrimPrefixCaches,
-    Unload,
-    decide,
-)
+from omlxd.core.memory import Policy
+from omlxd.core.policy import Decision, Outcome, decide
 from omlxd.core.snapshot import Limits
 from omlxd.core.states import EnforcerView, Level
-from omlxd.daemon.decisions import DecisionRecord
+from omlxd.daemon.ladder_walk import LadderWalk
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.engine.protocol import MIB, EngineLimits, OverLimit
 
 EXHAUSTED_STEP_BYTES = 16 * MIB  # growth after which an engine that cannot be helped is looked at again
-ACTION_TIMEOUT_S = 30.0  # an engine that is stuck in a step cannot obey; look again at the next tick
-MAX_ACTIONS_PER_TICK = 1000
+OVERHEAD_STEP_BYTES = 16 * MIB  # so much of it more or less does not change where the engine stands still
 
 _NO_LIMITS = MemoryLimits(0, 0, "max_memory")
 
@@ -72,7 +58,7 @@ class ProcessMemoryEnforcer:
         hard_limit: int | None = None,
         machine: Machine | None = None,
         min_available: int = 0,
-        policy: Policy = Policy.REFERENCE,
+        policy: Policy = Policy.GRACEFUL,
         emit: Emit | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -91,9 +77,11 @@ class ProcessMemoryEnforcer:
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._tick_lock = asyncio.Lock()
+        self._ladder = LadderWalk(engine_pool, clock, lambda decision: self._set_level(Level.OVER, decision))
         self._level = Level.OK
         self._reason: str | None = None
         self._exhausted_at_bytes = 0
+        self._overhead_bytes = 0
         self._last_error: str | None = None
         self._limits = resolve_limits(max_bytes, hard_limit, self._machine())
 
@@ -173,7 +161,7 @@ class ProcessMemoryEnforcer:
     async def relieve(self, model: str) -> None:
         """Walk the ladder until the next block of the model's decode batch fits, or nothing is left to do."""
         async with self._tick_lock:
-            await self._walk(model)
+            await self._ladder.walk(model)
             self._judge(decide(self._pool.snapshot(self._pool.engine.read()), self._pool.limits))
 
     def view(self) -> EnforcerView:
@@ -210,92 +198,19 @@ class ProcessMemoryEnforcer:
         """Decide and act until nothing is left to do; whatever happens, an engine that stands still goes on."""
         pool, decisions = self._pool, list[Decision]()
         try:
-            glance = decide(pool.snapshot(pool.engine.read()), pool.limits)
+            reading = pool.engine.read()
+            self._overhead_bytes = reading.pressure_bytes(self._policy) - reading.active_bytes
+            glance = decide(pool.snapshot(reading), pool.limits)
             if glance.action is None and glance.outcome is Outcome.WITHIN_LIMIT:
                 self._set_level(Level.OK, glance)
                 return [glance]
-            decisions = await self._walk()
+            decisions = await self._ladder.walk()
             if decisions:
                 self._judge(decisions[-1])
         finally:
             self._send_limits()
             pool.link.release()
         return decisions
-
-    async def _walk(self, wanted_by: str | None = None) -> list[Decision]:
-        """Read at rest, decide, act, until nothing is left to do; with a model's next block counted as pressure."""
-        pool, decisions, futile = self._pool, list[Decision](), frozenset[Action]()
-        async with pool.lock:
-            reading = await pool.read_rest()
-            while reading is not None and len(decisions) < MAX_ACTIONS_PER_TICK:
-                decision = self._decide(reading, wanted_by, futile)
-                if decisions and decision.action is not None and decision.action == decisions[-1].action:
-                    futile |= {decision.action}  # it was done and changed nothing: the next best, or nothing
-                    decision = self._decide(reading, wanted_by, futile)
-                decisions.append(decision)
-                if decision.action is None:
-                    break
-                reading = await self._do(decision, decision.action, reading, wanted_by)
-                if decision.rung.startswith("system"):
-                    break  # what the system has is known a moment later; the next tick sees it
-        return decisions
-
-    def _decide(self, reading: MemoryReading, wanted_by: str | None, futile: frozenset[Action]) -> Decision:
-        pool, limits = self._pool, self._pool.limits
-        snapshot = pool.snapshot(reading)
-        if wanted_by is None:
-            return decide(snapshot, limits, futile)
-        if limits.soft_bytes <= 0:  # only the hard limit binds
-            limits = replace(limits, soft_bytes=limits.hard_bytes, binding=limits.hard_binding)
-        return decide(replace(snapshot, wanted=pool.growth.wanted(snapshot, wanted_by)), limits, futile)
-
-    async def _do(
-        self, decision: Decision, action: Action, before: MemoryReading, wanted_by: str | None
-    ) -> MemoryReading | None:
-        """Act, read again at rest, and tell; None when the engine did not get to rest."""
-        pool, begun_s = self._pool, self._clock()
-        if not isinstance(action, DropCache):
-            self._set_level(Level.OVER, decision)
-        try:
-            async with asyncio.timeout(ACTION_TIMEOUT_S):
-                await self._act(action, decision, decision_id := pool.decisions.begin())
-        except TimeoutError:
-            return None
-        after = await pool.read_rest()
-        if isinstance(action, DropCache) and (after is None or after.cache_bytes >= before.cache_bytes):
-            return after  # an idle engine keeps its cache until it has a step to take; nothing was done
-        record = DecisionRecord(
-            trigger="limit" if wanted_by is None else "block",
-            rung=decision.rung,
-            action=_KINDS[type(action)],
-            victim=None if isinstance(action, DropCache | TrimPrefixCaches) else action.model,
-            reason=decision.reason,
-            before=before,
-            after=after or pool.engine.read(),
-            candidates=decision.candidates,
-            duration_s=self._clock() - begun_s,
-            extra={} if wanted_by is None else {"for_model": wanted_by},
-            decision=decision_id,
-        )
-        pool.decisions.add(record, pool.limits)
-        return after
-
-    async def _act(self, action: Action, decision: Decision, decision_id: str) -> None:
-        reason = decision.reason
-        match action:
-            case Unload(model=model):
-                await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}", decision_id))
-            case AbortRequests(model=model):
-                await self._pool.abort_requests(model, aborted(model, reason, decision_id))
-            case CancelLoad(model=model):
-                await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
-            case Park(request=request):
-                await self._pool.park(request, reason, decision_id)
-            case DropCache():  # the engine drops it between steps, since it has the hard limit
-                self._pool.link.release()
-                self._pool.link.changed()
-                if decision.rung == "system_cache":  # of which the engine knows nothing
-                    self._pool.link.drop_cache()
 
     def _judge(self, last: Decision) -> None:
         """The level after the last decision of a tick."""
@@ -306,10 +221,17 @@ class ProcessMemoryEnforcer:
         elif last.exhausted:
             if not self._exhausted_at_bytes:
                 self._pool.link.drop_cache()  # what nobody holds is given back before memory is called unaccounted for
-            self._exhausted_at_bytes = max(last.pressure_bytes, 1)
+            self._exhausted_at_bytes = self._exhausted_at(last.pressure_bytes)
             self._set_level(Level.EXHAUSTED, last)
         else:
             self._set_level(Level.OVER, last)
+
+    def _exhausted_at(self, pressure_bytes: int) -> int:
+        """What cannot be helped: what runs within the tolerance is not part of it, or the tolerance would creep up."""
+        before_bytes = self._exhausted_at_bytes
+        if 0 < before_bytes < pressure_bytes <= before_bytes + EXHAUSTED_STEP_BYTES:
+            return before_bytes
+        return max(pressure_bytes, 1)
 
     def _set_level(self, level: Level, decision: Decision) -> None:
         """Told on the transition only (R9)."""
@@ -352,12 +274,16 @@ class ProcessMemoryEnforcer:
             tolerated_bytes=tolerated_bytes,
             min_available_bytes=self._min_available_bytes,
         )
-        pause_bytes = max(limits.soft_bytes, tolerated_bytes)
-        engine_limits = EngineLimits(
-            limits.soft_bytes, limits.hard_bytes, pause_bytes if limits.soft_bytes else 0, self._guard
-        )
+        engine_limits = EngineLimits(limits.soft_bytes, limits.hard_bytes, self._pause_above(limits), self._guard)
         if (limits, engine_limits) != (self._pool.limits, self._pool.link.wanted.limits):
             self._pool.set_limits(limits, engine_limits)
+
+    def _pause_above(self, limits: Limits) -> int:
+        """The active memory above which the engine stands still: overhead is not its concern."""
+        if limits.soft_bytes <= 0:
+            return 0
+        overhead_bytes = self._overhead_bytes // OVERHEAD_STEP_BYTES * OVERHEAD_STEP_BYTES
+        return max(1, max(limits.soft_bytes, limits.tolerated_bytes) - overhead_bytes)
 
     def _on_over_limit(self, event: OverLimit) -> None:
         self._woken.set()
@@ -380,13 +306,3 @@ class ProcessMemoryEnforcer:
         if text != self._last_error:
             self._last_error = text
             self._emit(Event(EventName.ENFORCER_ERROR, EventLevel.ERROR, fields={"error": text}))
-
-
-_KINDS = {
-    Unload: "unload",
-    AbortRequests: "abort_requests",
-    CancelLoad: "cancel_load",
-    DropCache: "drop_cache",
-    TrimPrefixCaches: "trim_prefix_caches",
-    Park: "park",
-}

@@ -29,7 +29,7 @@ class EngineLink:
     Args:
         engine: what runs models.
         on_events: called on the loop's thread with each batch of events, in order.
-        prefill_chunk_tokens: tokens of one prefill step.
+        prefill_chunk_tokens: tokens of one prefill step at most.
         max_batch: requests of one model that decode together.
         prefix_budget: what prefix caches may hold, asked for each plan: in bytes.
     """

@@ -14,7 +14,7 @@ from omlxd.core.states import EntryState
 from omlxd.core.turnover import TurnDecision, TurnKind, decide_turn
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.load_ticket import LoadTicket
-from omlxd.daemon.refusals import does_not_fit, nobody_asks, still_busy, system_short
+from omlxd.daemon.refusals import does_not_fit, no_room_beside, nobody_asks, still_busy, system_short
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
@@ -96,6 +96,8 @@ class LoadRoom:
             reading = await pool.read_rest() or pool.engine.read()
             self._rested_s = pool.clock()
             room, turn = self._look(ticket, need_bytes, reading)
+            if ticket.modest and room.kind in (RoomKind.EVICT, RoomKind.WAIT):
+                raise no_room_beside(ticket.entry.name, room, [each.model for each in room.candidates])
             if turn is not None and turn.kind is TurnKind.EVICT:
                 await self._evict(ticket, room, reading, turn.models, turn.why)
             elif turn is None and room.kind is RoomKind.EVICT:

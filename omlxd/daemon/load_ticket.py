@@ -42,6 +42,7 @@ class LoadTicket:
         self.total_bytes = entry.weights_bytes or 0
         self.note: str | None = "waits for its turn"
         self.by_user = False  # somebody asked for the model itself, and not only for an answer of it
+        self.modest = False  # it takes nobody's memory: it loads if it fits as things are
         self.asked_s = entry.clock()
         self.unwanted_since_s: float | None = None  # when the last of those who wait for it went away
         self.evicted: list[str] = []
@@ -49,6 +50,10 @@ class LoadTicket:
         self.cancelled: OmlxError | None = None
         self.too_large: MemoryReading | None = None  # what was read when it turned out larger than predicted
         self.task: asyncio.Task[None] | None = None
+        self.gives_way: OmlxError | None = None  # why it stops for now; it is tried again by itself
+        self.retries = 0
+        self.not_before_s = 0.0  # on the loop's clock
+        self.put_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # this try is over
         self.listeners: list[OnProgress] = []
         self._asking = 0
         self._stop = stop
@@ -81,6 +86,15 @@ class LoadTicket:
     def stop(self) -> None:
         """Stop the load wherever it is (`EnginePoolEntry.abort_loading`)."""
         self._stop(self)
+
+    def try_again_after(self, delay_s: float) -> None:
+        """The try that stopped is over and its memory is back; the next one comes after `delay_s`."""
+        loop = asyncio.get_running_loop()
+        self.begun, self.done_bytes = False, 0
+        self.gives_way, self.task = None, None
+        self.retries, self.not_before_s = self.retries + 1, loop.time() + delay_s
+        self.put_off.set_result(None)
+        self.put_off = loop.create_future()
 
     def tell(self, note: str | None) -> None:
         """Tell the listeners how it gets on."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from omlxd.core.admission import least_kv_bytes
 from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, OmlxError, ShuttingDown
@@ -24,6 +24,9 @@ from omlxd.engine.protocol import LoadOrder, ModelInfo
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
 
+RETRY_AFTER_S: Final = (1.0, 2.0, 4.0)
+"""How long a load that had to give way waits before each new try; after the last it is cancelled."""
+
 
 class LoadQueue:
     """Serves one ticket after the other; a ticket lives on when those who asked for it have gone.
@@ -40,6 +43,7 @@ class LoadQueue:
         self._queue: deque[LoadTicket] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._ids = count(1)
+        self._enqueued = asyncio.Event()
 
     async def join(
         self, entry: EnginePoolEntry, on_progress: OnProgress | None = None, *, request: str | None = None
@@ -53,7 +57,7 @@ class LoadQueue:
             DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
         """
         ticket = entry.ticket or self._enqueue(entry, request)
-        ticket.by_user = ticket.by_user or request is None
+        ticket.by_user, ticket.modest = ticket.by_user or request is None, False
         if on_progress is not None:
             ticket.listeners.append(on_progress)
             on_progress(ticket.status)
@@ -66,6 +70,23 @@ class LoadQueue:
             if on_progress is not None:
                 ticket.listeners.remove(on_progress)
 
+    async def preload(self, entry: EnginePoolEntry) -> None:
+        """Load it if that takes nobody's memory; who else asks for it meanwhile makes it a load like any other.
+
+        Raises:
+            DoesNotFit, Busy, LoadFailed, LoadCancelled: why it did not get loaded.
+        """
+        if entry.ticket is not None:
+            await self.join(entry)
+        elif not entry.loaded:
+            ticket = self._enqueue(entry, None)
+            ticket.modest = True
+            try:
+                with ticket.asked():
+                    await asyncio.shield(ticket.result)
+            except OmlxError as error:
+                raise fresh(error) from None
+
     async def cancel(self, entry: EnginePoolEntry, error: OmlxError) -> bool:
         """Stop the entry's load wherever it is, and wait until its memory is back; False when there is none."""
         ticket = entry.ticket
@@ -73,6 +94,20 @@ class LoadQueue:
             return False
         self.abort(ticket, error)
         await asyncio.wait([ticket.result])
+        return True
+
+    async def postpone(self, entry: EnginePoolEntry, error: OmlxError) -> bool:
+        """Stop the entry's load in progress, and wait until its memory is back; it is tried again after a while.
+
+        One that was tried again too often, or has not begun, is cancelled. False when there is none.
+        """
+        ticket = entry.ticket
+        if ticket is None or entry.state is not EntryState.LOADING or ticket.retries >= len(RETRY_AFTER_S):
+            return await self.cancel(entry, error)
+        put_off = ticket.put_off
+        ticket.gives_way = error
+        entry.abort_loading = True
+        await asyncio.wait([ticket.result, put_off], return_when=asyncio.FIRST_COMPLETED)
         return True
 
     def abort(self, ticket: LoadTicket, error: OmlxError) -> None:
@@ -123,7 +158,10 @@ class LoadQueue:
         self._pool.link.changed()
         entry.state = EntryState.UNLOADED
         self._pool.ledger.release_weights(entry.name)
-        self._finish(ticket, ticket.cancelled or error)
+        if ticket.gives_way is not None and ticket.cancelled is None and isinstance(error, LoadCancelled):
+            self._put_off(ticket, ticket.gives_way)
+        else:
+            self._finish(ticket, ticket.cancelled or error)
 
     def unloaded(self, entry: EnginePoolEntry, reading: MemoryReading) -> None:
         """A model that was loaded although its load had been cancelled is gone again."""
@@ -164,19 +202,34 @@ class LoadQueue:
         self._pool.decisions.add(record, self._pool.limits)
 
     def _stop(self, ticket: LoadTicket) -> None:
-        entry = ticket.entry
-        ticket.cancelled = ticket.cancelled or cancelled(entry.name, "it was asked to stop")
+        entry, error = ticket.entry, ticket.cancelled or ticket.gives_way
+        if error is None:
+            error = ticket.cancelled = cancelled(entry.name, "it was asked to stop")
         if entry.state is EntryState.LOADING:
-            link, error = self._pool.link, ticket.cancelled
+            link = self._pool.link
             link.wanted.load = None
             link.changed()
             if not ticket.begun:  # perhaps the engine has never seen the order, and will have nothing to say about it
-                link.after_fence(lambda: self.ended(entry, ticket.order_id, error))
+                order = ticket.order_id
+                link.after_fence(lambda: self.ended(entry, order, error))
         elif ticket.task is not None:
             ticket.task.cancel()
         else:
             self._queue.remove(ticket)
-            self._finish(ticket, ticket.cancelled)
+            self._finish(ticket, error)
+
+    def _put_off(self, ticket: LoadTicket, error: OmlxError) -> None:
+        """It gave way; those who wait for it go on waiting, and others may load meanwhile."""
+        delay_s = RETRY_AFTER_S[ticket.retries]
+        ticket.try_again_after(delay_s)
+        ticket.entry.abort_loading = False
+        ticket.tell(f"gave way to others, and is tried again in {delay_s:g} s")
+        fields = {"after_s": delay_s, "retries": ticket.retries, "reason": error.message}
+        self._emit(EventName.LOAD_RETRIED, ticket.entry, fields, decision=decision_behind(error))
+        self._queue.append(ticket)
+        self._enqueued.set()
+        self._pool.door.wake()
+        self._pool.notify()
 
     def _enqueue(self, entry: EnginePoolEntry, request: str | None) -> LoadTicket:
         ticket = entry.ticket = LoadTicket(entry, next(self._ids), self._stop)
@@ -185,41 +238,62 @@ class LoadQueue:
             entry.state = EntryState.UNLOADED
         entry.error = None
         self._queue.append(ticket)
+        self._enqueued.set()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="omlxd-loads")
         return ticket
 
     async def _work(self) -> None:
-        while self._queue:
-            ticket = self._queue.popleft()
-            ticket.task = asyncio.create_task(self._load(ticket), name=f"omlxd-load-{ticket.entry.name}")
+        while (ticket := await self._next()) is not None:
+            put_off = ticket.put_off
+            task = ticket.task = asyncio.create_task(self._load(ticket), name=f"omlxd-load-{ticket.entry.name}")
             try:
-                await asyncio.wait([ticket.task])
+                await asyncio.wait([task])
             except asyncio.CancelledError:
                 ticket.cancelled = ticket.cancelled or shutting_down()
-                ticket.task.cancel()
-                await asyncio.wait([ticket.task])
+                task.cancel()
+                await asyncio.wait([task])
                 raise
             finally:
-                self._finish(ticket, ticket.cancelled or shutting_down())  # cancelled before its first line
+                if not put_off.done():
+                    self._finish(ticket, ticket.cancelled or shutting_down())  # cancelled before its first line
+
+    async def _next(self) -> LoadTicket | None:
+        """The first of the queue whose time has come; None when there is none left."""
+        now_s = asyncio.get_running_loop().time
+        while self._queue:
+            ready = next((ticket for ticket in self._queue if ticket.not_before_s <= now_s()), None)
+            if ready is not None:
+                self._queue.remove(ready)
+                if ready.retries:  # others may have been loaded in between: the engine wants rising numbers
+                    ready.order_id = next(self._ids)
+                return ready
+            self._enqueued.clear()
+            try:
+                async with asyncio.timeout_at(min(ticket.not_before_s for ticket in self._queue)):
+                    await self._enqueued.wait()
+            except TimeoutError:
+                pass
+        return None
 
     async def _load(self, ticket: LoadTicket) -> None:
-        """From the files to the end of the load; whatever happens, the ticket ends."""
-        entry = ticket.entry
+        """From the files to the end of the load; whatever happens, the ticket ends, or is put off."""
+        entry, put_off = ticket.entry, ticket.put_off
         try:
             order = await self._order(ticket)
             sure = self._pool.door.guarded and entry.costs.certain  # nothing is refused on the strength of a guess
             least_bytes = least_kv_bytes(entry.costs) if sure else 0
             need_bytes = ticket.total_bytes + least_bytes
             await self._room.find(ticket, need_bytes, lambda: self._begin(ticket, order))
-            await asyncio.wait([ticket.result])  # the engine's events end it
+            await asyncio.wait([ticket.result, put_off], return_when=asyncio.FIRST_COMPLETED)  # by the engine's events
         except OmlxError as error:
             self._finish(ticket, error)
         except Exception as unexpected:
             message = f"loading `{entry.name}` failed: {unexpected}"
             self._finish(ticket, LoadFailed(message, details={"kind": "internal"}))
         finally:
-            self._finish(ticket, ticket.cancelled or shutting_down())
+            if not put_off.done():
+                self._finish(ticket, ticket.cancelled or shutting_down())
 
     async def _order(self, ticket: LoadTicket) -> LoadOrder:
         """Look at the files first: what can be known to fail costs nobody any memory."""

@@ -147,7 +147,7 @@ class DaemonTable(_Table):
     hard_limit: Annotated[str | int, _checked(_written_size)] | None = None
     min_available: Annotated[str | int, _checked(_written_size)] | None = None
     poll_interval: Annotated[float, _seconds_between(0.01, 3600)] = _written_default("1s")
-    policy: Annotated[Policy, PlainValidator(_policy)] = _written_default("reference")
+    policy: Annotated[Policy, PlainValidator(_policy)] = _written_default("graceful")
     prefill_memory_guard: bool = True
     drain_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("30s")
     load_timeout: Annotated[float, _seconds_between(0, 86_400)] = _written_default("60s")

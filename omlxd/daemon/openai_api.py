@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from omlxd.core.errors import OmlxError
+from omlxd.core.states import ModelView
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
 from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error
@@ -44,15 +45,13 @@ class _OpenAiApi:
 
     async def models(self, request: Request) -> Response:
         listed = []
-        for name, entry in self._daemon.pool.entries.items():
-            listed.append(self._model(name))
-            listed += [self._model(alias) | {"root": name} for alias in entry.settings.aliases]
+        for view in self._daemon.monitor.models():
+            listed += [self._model(name, view) for name in (view.name, *view.aliases)]
         return JsonResponse({"object": "list", "data": listed})
 
     async def model(self, request: Request) -> Response:
         asked = request.path_params["name"]
-        name = self._daemon.pool.resolve(asked).name
-        return JsonResponse(self._model(asked) | ({} if asked == name else {"root": name}))
+        return JsonResponse(self._model(asked, self._daemon.monitor.model(asked)))
 
     async def chat(self, request: Request) -> Response:
         body = await read_body(request, ChatBody)
@@ -152,8 +151,16 @@ class _OpenAiApi:
     def _codec(self, answer: Answer) -> TextCodec | None:
         return self._daemon.pool.engine.codec(answer.replies[0].generation.model)
 
-    def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": int(self._daemon.started_at), "owned_by": "omlxd"}
+    def _model(self, name: str, view: ModelView) -> dict[str, Any]:
+        model = {"id": name, "object": "model", "created": int(self._daemon.started_at), "owned_by": "omlxd"}
+        if name != view.name:
+            model["root"] = view.name
+        figures = {
+            "state": view.state.value,
+            "weights_bytes": view.weights_bytes,
+            "context_length": view.context_length,
+        }
+        return {**model, "omlxd": figures}
 
 
 def sampling_options(body: AnswerBody, choice: int) -> Options:

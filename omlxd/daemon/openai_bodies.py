@@ -79,6 +79,12 @@ class TemplateOptions(Body):
     enable_thinking: bool | None = None
 
 
+class ResponseFormat(Body):
+    """What the answer is written in; omlxd cannot hold a model to JSON."""
+
+    type: Literal["text"]
+
+
 class ChatBody(AnswerBody):
     """POST /v1/chat/completions."""
 
@@ -95,6 +101,7 @@ class ChatBody(AnswerBody):
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None
+    response_format: ResponseFormat | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")

@@ -71,7 +71,7 @@ class EnginePool:
         fair_wait_s: seconds a load waits before models in use take nothing new, end what they have, and make way; None
             for no turns: what is idle goes at once, and a model in use blocks a load for up to `load_wait_s`.
         drain_timeout_s: seconds that `unload` lets running requests go on.
-        prefill_chunk_tokens: tokens of one prefill step.
+        prefill_chunk_tokens: tokens of one prefill step at most.
         max_batch: requests of one model that decode together.
         max_waiting: requests of one model that may wait; one more is told to come back later.
         park_deadline_s: seconds after which a parked request that does not fit again ends with the text it has.
@@ -194,6 +194,20 @@ class EnginePool:
         self._check_admitting()
         self.bind()
         await self._serving.until_loaded(entry, on_progress=on_progress)
+        return entry
+
+    async def preload(self, name: str) -> EnginePoolEntry:
+        """Load the model if it fits as things are: nobody makes way for it.
+
+        Raises:
+            UnknownModel: no such model.
+            DoesNotFit: it can never fit, or not beside what is loaded.
+            Busy, LoadCancelled, LoadFailed, ShuttingDown: as from `load`.
+        """
+        entry = self.resolve(name)
+        self._check_admitting()
+        self.bind()
+        await self._loads.preload(entry)
         return entry
 
     async def unload(self, name: str, *, now: bool = False, drain_timeout_s: float | None = None) -> UnloadResult:
@@ -371,6 +385,11 @@ class EnginePool:
         """Stop the model's load at its next step; returns when its memory is back, False when there was none."""
         self.link.release()
         return await self._loads.cancel(self._entries[name], error)
+
+    async def postpone_load(self, name: str, error: OmlxError) -> bool:
+        """Stop the model's load like `cancel_load`, but have it tried again by itself after a while."""
+        self.link.release()
+        return await self._loads.postpone(self._entries[name], error)
 
     async def trim_prefix_caches(self, keep_bytes: int) -> None:
         """Shrink the prefix caches of all models together to `keep_bytes`; returns when their memory is back."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from omlxd.core.admission import Admission, Ask
 from omlxd.core.errors import (
     Busy,
@@ -29,8 +31,11 @@ def fresh(error: OmlxError) -> OmlxError:
 
 def aborted(model: str, reason: str, decision: str | None = None) -> RequestAborted:
     """A request had to give way; `reason` completes "the request to `model` was aborted: ..."."""
-    details = {"retry_after_s": 5.0} | ({} if decision is None else {"decision": decision})
-    return RequestAborted(f"the request to `{model}` was aborted: {reason}", hint="send it again", details=details)
+    message, details = f"the request to `{model}` was aborted: {reason}", {"retry_after_s": 5.0}
+    if decision is None:
+        return RequestAborted(message, hint="send it again", details=details)
+    hint = f"send it again; `omlxd why {decision}` says what it gave way to"
+    return RequestAborted(message, hint=hint, details={**details, "decision": decision})
 
 
 def cancelled(model: str, reason: str, decision: str | None = None) -> LoadCancelled:
@@ -156,6 +161,17 @@ def does_not_fit(model: str, room: Room) -> DoesNotFit:
         else "raise the limit with `omlxd limit`, or use a smaller or more quantised model"
     )
     return DoesNotFit(room.why, hint=hint, details={"model": model, **_numbers(room), "binding": room.binding})
+
+
+def no_room_beside(model: str, room: Room, loaded: Sequence[str]) -> DoesNotFit:
+    """A preload takes nobody's memory."""
+    names = " beside " + ", ".join(f"`{name}`" for name in loaded) if loaded else ""
+    return DoesNotFit(
+        f"`{model}` was not preloaded: it needs {format_bytes(room.need_bytes)}"
+        f" and {format_bytes(room.short_bytes)} are missing{names}",
+        hint="raise the limit with `omlxd limit`, or preload less; it is loaded when somebody asks for it",
+        details={"model": model, **_numbers(room), "short_bytes": room.short_bytes, "binding": room.binding},
+    )
 
 
 def still_busy(model: str, room: Room, waited_s: float) -> Busy:

@@ -20,7 +20,7 @@ from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.model_files import model_folder
-from omlxd.daemon.refusals import aborted, fresh, parked_too_long, shutting_down, weights_alone
+from omlxd.daemon.refusals import aborted, decision_behind, fresh, parked_too_long, shutting_down, weights_alone
 from omlxd.daemon.request import Cut, Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.daemon.wish import Prompt, Wish, tokens_left
@@ -38,7 +38,8 @@ _NOT_READY = {
     EntryState.FAILED: "failed to load before",
 }
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
-AGAIN_S = 1.0  # after which a parked request asks again for a load that found everybody busy
+AGAIN_S = 1.0  # after which a parked request tries again what was in vain; twice as long each time
+MOST_AGAIN_S = 8.0
 
 
 @dataclass
@@ -193,15 +194,18 @@ class Serving:
             Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
         """
         pool, generation = self._pool, request.generation
-        left_s = max(0.0, parked_at_s + self._park_deadline_s - pool.clock())
+        left_s = max(0.0, parked_at_s + self._park_deadline_s - generation.vain_s - pool.clock())
         try:
             async with asyncio.timeout(left_s):
+                if generation.vain_parks > 1:  # it takes more than was predicted: not again and again at once
+                    await asyncio.sleep(min(AGAIN_S * 2 ** (generation.vain_parks - 2), MOST_AGAIN_S))
                 try:
                     return await self._admitted(request)
                 except Busy as error:
-                    if isinstance(error, LoadCancelled | ShuttingDown):
+                    by_user = isinstance(error, LoadCancelled) and decision_behind(error) is None
+                    if by_user or isinstance(error, ShuttingDown):
                         raise
-                    await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others
+                    await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others, or to make way for them
                     return None
         except TimeoutError:
             end: OmlxError = parked_too_long(generation.model, self._park_deadline_s)

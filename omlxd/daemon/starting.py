@@ -69,11 +69,12 @@ async def load_first(daemon: Daemon) -> None:
         await weights_of(daemon, entry)  # so that `status` shows sizes before anything is loaded
     pinned = [entry for entry in entries if entry.pinned]
     preloads = [entry for entry in entries if entry.settings.preload and not entry.pinned]
-    for entry in (*pinned, *preloads):
-        try:
-            await daemon.pool.load(entry.name)
-        except OmlxError:
-            pass  # the pool has told why, and `status` shows it
+    for load, those in ((daemon.pool.load, pinned), (daemon.pool.preload, preloads)):
+        for entry in those:
+            try:
+                await load(entry.name)
+            except OmlxError:
+                pass  # the pool has told why, and `status` shows it
 
 
 def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePool:

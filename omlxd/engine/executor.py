@@ -252,6 +252,7 @@ class PlanExecutor:
 
     def _load_slice(self, load: SlicedLoad, turn: LoadTurn) -> None:
         began_s, done_bytes = self._clock(), load.done_bytes
+        self._gauges.unsettle()
         try:
             self._ensure_started()
             loaded = load.step(self._plan.limits, turn.slice_bytes)

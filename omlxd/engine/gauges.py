@@ -1,8 +1,9 @@
 """Every number about memory, and every knob MLX has for it: the differences between Metal, CUDA and CPU end here.
 
 `used = active + overhead` and `overhead = max(0, footprint - cache - active - base - slack)`: what the operating system
-charges the process beyond what MLX's own gauge sees. The footprint lags behind loads and unloads, so the overhead is
-sampled only at rest and never within `SETTLE_S` of one.
+charges the process beyond what MLX's own gauge sees. The footprint lags behind what is freed, and swings by itself, so
+the overhead is slow: sampled at rest, at most once in `SAMPLE_S`, never within `SETTLE_S` of a load or an unload, and
+it is the least of the last `SAMPLES`. What is really there stays and is seen; what comes and goes costs nobody a thing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine.protocol import MIB, EngineLimits, Sampled
 
 SETTLE_S = 2.0
+SAMPLE_S = 1.0
+SAMPLES = 3
 CPU_SLACK_BYTES = 64 * MIB
 CUDA_SLACK_BYTES = 3 * 1024 * MIB  # NVML's figure lies 1.2 to 2.8 GB above active: context, cuDNN, graphs
 CACHE_CEILING_BYTES = 1024 * MIB
@@ -141,8 +144,9 @@ class Gauges:
         self.base_bytes = 0
         self._clock = clock
         self._mx: Any = None
-        self._overhead_bytes = 0
+        self._overheads = (0,) * SAMPLES  # replaced, never changed: two threads read it
         self._unsettled_until = 0.0
+        self._sampled_at = float("-inf")
         self._default_cache_limit = self._cache_room_bytes = 0
         self._system: tuple[float, int, int] = (-1.0, 0, 0)
 
@@ -202,26 +206,34 @@ class Gauges:
         return self.cache_bytes() > allowed_bytes
 
     def unsettle(self) -> None:
-        """A load or unload just ended: the footprint lags, so do not believe it for a while."""
+        """A load or unload goes on or just ended: the footprint lags, so do not believe it for a while."""
         self._unsettled_until = self._clock() + SETTLE_S
 
     def grow_base(self, growth_bytes: int) -> None:
         """Something small and lasting (a tokenizer) was added to the process."""
         self.base_bytes += max(0, growth_bytes)
 
+    @property
+    def sample_due(self) -> bool:
+        """Whether a reading at rest would sample the overhead now."""
+        now = self._clock()
+        return self._mx is not None and now >= max(self._unsettled_until, self._sampled_at + SAMPLE_S)
+
     def read(self, *, at_rest: bool) -> MemoryReading:
-        """A reading now; at rest it also samples the overhead, when things have settled."""
+        """A reading now; at rest it also samples the overhead, when that is due."""
         active, cache = self.active_bytes(), self.cache_bytes()
         footprint = self.backend.footprint_bytes()
-        if at_rest and self._mx and self._clock() >= self._unsettled_until:
-            self._overhead_bytes = max(0, footprint - cache - active - self.base_bytes - self.backend.slack_bytes)
+        if at_rest and self.sample_due:
+            self._sampled_at = self._clock()
+            overhead = max(0, footprint - cache - active - self.base_bytes - self.backend.slack_bytes)
+            self._overheads = (*self._overheads[1:], overhead)
         total, available = self._system_memory()
         return MemoryReading(
             active_bytes=active,
             cache_bytes=cache,
             footprint_bytes=footprint,
             base_bytes=self.base_bytes,
-            overhead_bytes=self._overhead_bytes,
+            overhead_bytes=min(self._overheads),
             system_total_bytes=total,
             system_available_bytes=available,
             at_rest=at_rest,

@@ -73,6 +73,13 @@ class PrefixCaches:
         self._recount()
 
     def _keep(self, model: str, tokens: Sequence[int], cache: list[Any]) -> None:
+        try:
+            self._settle(model, tokens, cache)
+        except RuntimeError:  # the device has no memory for it (CUDA): that costs what is kept, and no request
+            self._index.shrink(0)
+            self._recount()
+
+    def _settle(self, model: str, tokens: Sequence[int], cache: list[Any]) -> None:
         if not mlxlm.holds_tokens(cache, len(tokens)):
             return
         mlxlm.cut_room(cache)

@@ -175,6 +175,7 @@ class EngineThread:
             self._executor.keep_under_hard()
             self._executor.measure_kv()
             self._flush()
+            self._sample_overhead()
             if self._stand_still_when_over() or self._closing:
                 return
             began_s = self._clock()
@@ -197,6 +198,12 @@ class EngineThread:
 
     def _called(self) -> bool:
         return self._closing or self._plan is not self._seen_plan or bool(self._rest_asked)
+
+    def _sample_overhead(self) -> None:
+        """The overhead is seen while there is work too, though nobody asks for a reading at rest then."""
+        if self.gauges.sample_due:
+            mlxlm.synchronize()
+            self.gauges.read(at_rest=True)
 
     def _stand_still_when_over(self) -> bool:
         """Over the soft limit, at rest: report and follow plans until one acknowledges it; True when it did so."""

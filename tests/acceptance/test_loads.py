@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from omlxd.core.events import Event, EventName
+from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.refusals import cancelled
 from omlxd.engine.demo_models import make_tiny
 from tests.acceptance.harness import MIB, Daemon, Lines, weights_bytes
 
@@ -57,10 +61,32 @@ def test_a_load_that_is_unloaded_half_way_gives_its_memory_back_and_the_next_one
 
 
 @pytest.mark.slow
-def test_a_limit_lowered_during_a_load_stops_it_at_its_next_slice_and_gives_its_memory_back(
+async def test_a_load_that_gives_way_half_way_returns_its_memory_and_ends_well_when_it_is_tried_again(
+    big: Path,
+) -> None:
+    half = asyncio.Event()
+    events: list[Event] = []
+    async with EnginePool({"big": big}, emit=events.append) as pool:
+        asked = asyncio.create_task(pool.load("big", on_progress=lambda status: status.done_bytes and half.set()))
+        await half.wait()
+        assert await pool.postpone_load("big", cancelled("big", "memory is short"))
+        assert pool.engine.read().active_bytes < MIB
+        assert not asked.done()
+        assert (await asked).loaded
+        assert pool.engine.read().active_bytes >= weights_bytes(big) - MIB
+    assert [event.event for event in events if event.event.startswith("load_")] == [
+        EventName.LOAD_STARTED,
+        EventName.LOAD_RETRIED,
+        EventName.LOAD_STARTED,
+        EventName.LOAD_FINISHED,
+    ]
+
+
+@pytest.mark.slow
+def test_under_reference_a_limit_lowered_during_a_load_stops_it_at_its_next_slice_and_gives_its_memory_back(
     daemon_of: Callable[..., Daemon], big: Path, small: Callable[..., Path]
 ) -> None:
-    daemon = daemon_of({"big": big, "small": small()})
+    daemon = daemon_of({"big": big, "small": small()}, daemon={"policy": "reference"})
     with daemon.load_stream("big") as load:
         half_way(load)
         limited = daemon.control("PATCH", "limits", {"max_memory": "32M"})

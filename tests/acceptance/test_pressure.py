@@ -12,12 +12,12 @@ from tests.acceptance.harness import MIB, Daemon, errors_in, has_text, in_thread
 pytestmark = pytest.mark.mlx
 
 
-def test_a_single_model_over_the_limit_ends_its_requests_with_one_error_each_and_stays(
+def test_under_reference_a_single_model_over_the_limit_ends_its_requests_with_one_error_each_and_stays(
     daemon_of: Callable[..., Daemon], small: Callable[..., Path]
 ) -> None:
     soft = weights_bytes(small()) + 3 * MIB // 2
     limits = {"max_memory": soft, "hard_limit": soft + 20 * MIB, "prefill_memory_guard": False}
-    daemon = daemon_of({"chat": small()}, daemon=limits)
+    daemon = daemon_of({"chat": small()}, daemon={**limits, "policy": "reference"})
     daemon.control("POST", "models/chat/load")
     with daemon.chat_stream("chat", "Tell me a long story.", max_tokens=5000) as stream:
         assert stream.response.status == 200
@@ -61,10 +61,11 @@ def test_a_limit_below_what_is_loaded_evicts_at_once_without_a_poll(
     assert daemon.memory["active"] <= 8 * MIB
 
 
-def test_a_busy_model_over_the_limit_ends_its_request_with_the_reason_and_the_other_goes_on(
+def test_under_reference_a_busy_model_over_the_limit_ends_its_request_with_the_reason_and_the_other_goes_on(
     daemon_of: Callable[..., Daemon], small: Callable[..., Path]
 ) -> None:
-    daemon = daemon_of({"busy": small(1), "keep": {"path": small(2), "pin": True}}, daemon={"max_memory": "1G"})
+    limits = {"max_memory": "1G", "policy": "reference"}
+    daemon = daemon_of({"busy": small(1), "keep": {"path": small(2), "pin": True}}, daemon=limits)
     daemon.control("POST", "models/keep/load")
     with (
         daemon.chat_stream("keep", "Go on.", max_tokens=600) as kept,

@@ -50,6 +50,15 @@ def test_status_draws_what_the_policy_compares_and_names_the_rest_apart(omlxd: O
     assert "209 MiB more outside MLX" in line
 
 
+def test_status_tells_what_prefix_caches_hold_where_they_hold_something(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    body = STATUS.to_json()
+    for held_bytes, told in ((0, False), (32 * MIB, True)):
+        body["memory"] |= {"prefix_cache": held_bytes}
+        fake.routes["GET /v1/control/status"] = as_json(body)
+        line = next(line for line in omlxd("status", COLUMNS="140").stdout.splitlines() if line.startswith("memory"))
+        assert ("32.0 MiB of it prefix caches" in line) is told
+
+
 def test_status_of_a_daemon_without_limit_or_models(omlxd: Omlxd, fake: FakeDaemon, golden: Golden) -> None:
     body = STATUS.to_json() | {"models": [], "requests": [], "recent_decisions": [], "backend": None, "api": None}
     body["memory"] |= {"soft_limit": 0, "hard_limit": 0}

@@ -1,4 +1,4 @@
-"""`omlxd why` over recorded logs: two runs of a real daemon under pressure, the first of which was killed."""
+"""`omlxd why` over recorded logs of a real daemon under pressure: two runs, the first killed; and requests parked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from omlxd.cli import happenings, lives, stories
 from omlxd.cli.explain import explanation, headline
 from omlxd.cli.log_lines import Log
 from omlxd.cli.main import main
+from omlxd.cli.sentences import event_line
 from omlxd.core.events import EventName
 from tests.cli.conftest import Omlxd
 
-RECORDED = Path(__file__).parent / "recorded" / "two-runs.jsonl"
-LINES = RECORDED.read_text().splitlines()
+RECORDED = Path(__file__).parent / "recorded"
+LINES = (RECORDED / "two-runs.jsonl").read_text().splitlines()
+PARKED = (RECORDED / "parked.jsonl").read_text().splitlines()
 NOW = 1_764_440_000.0
 MANIFEST = "".join(f"[models.{name}]\n" for name in ("tiny-b", "tiny-c", "broken", "quiet"))
 MANIFEST += '[models.tiny-a]\naliases = ["a"]\n'
@@ -103,6 +105,24 @@ def test_while_a_load_waits_it_says_for_whom_and_who_waits_for_it(
     write(home, *LINES[: waits + 1])
     with alive(home):
         golden("why-waiting", told(ask, "tiny-c") + told(ask, "r4") + told(ask, "r3"))
+
+
+def test_a_parked_request_s_life_and_the_decisions_that_cost_it_time(
+    ask: Ask, home: Path, golden: Callable[[str, str], None]
+) -> None:
+    write(home, *PARKED)
+    with alive(home):
+        golden("why-parked", "".join(told(ask, *question) for question in (("r2",), ("r5",), ("d2",), ("tiny-c",))))
+
+
+def test_a_request_that_is_parked_now_says_why(ask: Ask, home: Path) -> None:
+    parked = next(at for at, line in enumerate(PARKED) if '"request_parked"' in line)
+    write(home, *PARKED[: parked + 1])
+    with alive(home):
+        said = " ".join(ask("r5")[1].split())
+        assert said.startswith("r5 to `tiny-c` is parked since ")
+        assert "by d2, to go on when there is memory for it" in said
+        assert "was parked after 91 tokens by decision d2" in ask("tiny-c")[1]
 
 
 def test_after_a_kill_it_says_that_the_daemon_ended_without_a_word(
@@ -197,6 +217,29 @@ LOG_LINES = st.lists(
     | st.sampled_from([line.encode() for line in LINES]),
     max_size=20,
 )
+
+
+def warped(value: Any, odd: Any, *, only: type) -> Any:
+    """The value with everything of this type in it replaced."""
+    if isinstance(value, dict):
+        return {key: each if key == "event" else warped(each, odd, only=only) for key, each in value.items()}
+    if isinstance(value, list):
+        return [warped(each, odd, only=only) for each in value]
+    return odd if type(value) is only else value
+
+
+@pytest.mark.parametrize(
+    "odd", [float("nan"), float("inf"), -(10**400), 1e300, "x\x1b[2J\n", None, [[]], {"a": {}}, True]
+)
+@pytest.mark.parametrize("only", [int, float, str])
+def test_odd_values_where_numbers_and_words_should_be_make_sentences_all_the_same(odd: Any, only: type) -> None:
+    for line in (*LINES, *PARKED):
+        record = warped(json.loads(line), odd, only=only)
+        assert event_line(record).isprintable()
+        if record["event"] == EventName.DECISION:
+            assert headline(record, NOW).isprintable()
+            for part in explanation(record, (record, record), NOW):
+                assert all(text.isprintable() for text in part.lines)
 
 
 @given(LOG_LINES, st.booleans())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlxd.core.memory import MemoryReading
+from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.policy import AbortRequests, Action, CancelLoad, Decision, DropCache, Outcome, Unload, decide
 from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot, WantedBlock
 from omlxd.core.states import EntryState
@@ -33,7 +33,7 @@ def over(*entries: EntrySnapshot, active_mib: int = 500, at_rest: bool = True, c
     return Snapshot(NOW_S, reading, entries)
 
 
-SOFT = Limits(soft_bytes=400 * MIB, hard_bytes=10_000 * MIB)
+SOFT = Limits(soft_bytes=400 * MIB, hard_bytes=10_000 * MIB, policy=Policy.REFERENCE)
 
 WANTED = WantedBlock("a", 16 * MIB, 6 * MIB, "the soft limit 400 MiB (max_memory)")
 MIN_AVAILABLE = replace(SOFT, min_available_bytes=1024 * MIB)
@@ -59,19 +59,19 @@ RULES: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
     ),
     "R2 a limit of 0 enforces nothing": (
         over(model("a"), model("b")),
-        Limits(soft_bytes=0, hard_bytes=0),
+        replace(SOFT, soft_bytes=0, hard_bytes=0),
         None,
         Outcome.WITHIN_LIMIT,
     ),
     "R3 active and cache over the hard limit drop the cache": (
         over(model("a"), active_mib=300, cache_mib=200),
-        Limits(soft_bytes=400 * MIB, hard_bytes=420 * MIB),
+        replace(SOFT, hard_bytes=420 * MIB),
         DropCache(),
         Outcome.ACT,
     ),
     "R3 the cache is dropped inside a step too": (
         over(model("a"), model("b"), active_mib=500, cache_mib=1, at_rest=False),
-        Limits(soft_bytes=400 * MIB, hard_bytes=420 * MIB),
+        replace(SOFT, hard_bytes=420 * MIB),
         DropCache(),
         Outcome.ACT,
     ),
@@ -245,7 +245,7 @@ RULES: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
             model("b", pinned=True, running=1, kv_bytes=9),
             active_mib=500,
         ),
-        Limits(soft_bytes=400 * MIB, hard_bytes=450 * MIB),
+        replace(SOFT, hard_bytes=450 * MIB),
         AbortRequests("b"),
         Outcome.ACT,
     ),
@@ -295,7 +295,9 @@ entries = st.builds(
     loading_order=st.none() | st.integers(1, 9),
 )
 pools = st.lists(entries, max_size=8, unique_by=lambda entry: entry.name).map(tuple)
-limits_of_any_kind = st.builds(Limits, soft_bytes=st.integers(0, 4000), hard_bytes=st.integers(0, 4000))
+limits_of_any_kind = st.builds(
+    Limits, soft_bytes=st.integers(0, 4000), hard_bytes=st.integers(0, 4000), policy=st.just(Policy.REFERENCE)
+)
 
 
 class Memory:

@@ -145,6 +145,12 @@ RUNGS: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
         Unload("a"),
         Outcome.ACT,
     ),
+    "2 they stand in no block's way": (
+        wanting(at(390, busy("a", request(1), request(2)), model("b", pinned=True, prefix_bytes=50 * MIB))),
+        SOFT,
+        Park("a", "r2"),
+        Outcome.ACT,
+    ),
     "3 the least recently used idle model goes": (
         at(450, model("a", used_s=30), model("b", used_s=10), model("c", used_s=20)),
         SOFT,
@@ -298,6 +304,12 @@ RUNGS: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
         None,
         Outcome.UNACCOUNTED,
     ),
+    "5 what nothing is known of counts by what its model holds": (
+        at(405, replace(busy("a", request(1, 0), request(2, 0)), kv_bytes=20 * MIB)),
+        SOFT,
+        Park("a", "r2"),
+        Outcome.ACT,
+    ),
     "5 a block that is wanted counts before it is there": (
         wanting(at(390, busy("a", request(1), request(2)))),
         SOFT,
@@ -332,7 +344,7 @@ RUNGS: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
         Outcome.UNACCOUNTED,
     ),
     "6 above hard, with nothing left, the requests that hold most are aborted": (
-        at(460, replace(busy("a", request(1, 0)), kv_bytes=5), replace(busy("b", request(2, 0)), kv_bytes=9)),
+        at(460, model("a", running=1, leases=1, kv_bytes=5), model("b", running=1, leases=1, kv_bytes=9)),
         TIGHT,
         AbortRequests("b"),
         Outcome.ACT,

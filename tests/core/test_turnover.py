@@ -76,7 +76,7 @@ def wait(short_bytes: int = 200) -> Room:
             LOAD,
             replace(IDLE, idle_since_s=99.0, turn_began_s=99.0, kept=True),
             TurnKind.WAIT,
-            107.0,
+            108.0,
         ),
         (
             "but who has waited too long already waits for a moment only",
@@ -90,6 +90,8 @@ def wait(short_bytes: int = 200) -> Room:
         ("then it takes nothing new", 108.0, LOAD, BUSY, TurnKind.CLOSE, None),
         ("no turn is longer than the bound", 109.0, LOAD, replace(BUSY, reload_s=30.0), TurnKind.WAIT, 110.0),
         ("a quick one makes it no shorter than this", 100.3, LOAD, replace(BUSY, reload_s=0.001), TurnKind.WAIT, 100.4),
+        ("one that has begun lasts as long", 105.0, LOAD, replace(BUSY, turn_began_s=101.0), TurnKind.WAIT, 109.0),
+        ("but not beyond the bound", 109.0, LOAD, replace(BUSY, turn_began_s=108.0), TurnKind.WAIT, 110.0),
         ("its door is closed once", 120.0, LOAD, replace(BUSY, closed_s=100.0), TurnKind.WAIT, None),
         ("what it runs may end", 119.9, LOAD, replace(BUSY, closed_s=110.0, parkable=True), TurnKind.WAIT, 120.0),
         ("or is parked then", 120.0, LOAD, replace(BUSY, closed_s=110.0, parkable=True), TurnKind.EVICT, None),

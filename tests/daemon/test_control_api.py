@@ -36,6 +36,18 @@ async def talking(daemon: RunningDaemon, model: str = "chat") -> tuple[asyncio.T
                     return task, request["id"]
 
 
+async def test_an_alias_names_its_model_in_every_route(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        for route in ("load", "pin", "unpin", "unload"):
+            answer = await daemon.control("POST", f"models/default/{route}", {})
+            assert answer["model"]["name"] == "chat", route
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/completions"):
+            what = {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+            answered = await daemon.ask("POST", path, {"model": "default", "max_tokens": 2, **what})
+            assert answered.status == 200, answered.body
+        assert await daemon.states() == {"chat": "loaded", "small": "unloaded"}
+
+
 async def test_status_has_every_field_that_the_contract_names(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon:
         status = await daemon.control("GET", "status")
@@ -46,7 +58,7 @@ async def test_status_has_every_field_that_the_contract_names(tmp_path: Path) ->
         assert status["memory"]["hard_limit"] == 200 * MIB
         assert (status["memory"]["binding"], status["memory"]["hard_binding"]) == ("max_memory", "hard_limit")
         assert status["enforcer"] == {
-            "policy": "reference",
+            "policy": "graceful",
             "poll_interval_s": 1.0,
             "level": "ok",
             "decisions": 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omlxd.core.errors import DoesNotFit, InvalidRequest, RequestAborted
 from omlxd.core.events import EventName
-from omlxd.core.memory import MemoryReading
+from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import Limits
 from omlxd.daemon.decisions import KEPT_DECISIONS, DecisionLog, DecisionRecord
 from omlxd.engine.protocol import MIB
@@ -18,7 +18,7 @@ RECORD = DecisionRecord("limit", "unload", "unload", "a", "why", MemoryReading()
 async def test_an_unload_and_the_requests_it_ends_carry_the_decision_s_id_and_the_record_names_them() -> None:
     scene = Scene({"a": 400, "b": 400}, answer_tokens=10_000)
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000, poll_interval=3600.0)
+        enforcer = scene.enforcer(1000, poll_interval=3600.0, policy=Policy.REFERENCE)
         enforcer.start()
         await pool.load("b")
         lost = pool.generate("a", prompt="hello", max_tokens=10_000)

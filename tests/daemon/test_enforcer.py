@@ -1,21 +1,28 @@
-"""The enforcer's rules R1 to R10 and R13, on the fake engine and virtual time."""
+"""The enforcer's rules R1 to R10 and R13 under the reference policy, on the fake engine and virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 from omlxd.core.errors import InvalidRequest, LoadCancelled, RequestAborted
 from omlxd.core.events import EventName
 from omlxd.core.limits import Machine
+from omlxd.core.memory import Policy
 from omlxd.core.policy import Outcome, Unload
 from omlxd.core.states import EntryState, Level
+from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.engine.protocol import MIB, EngineLimits
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.engine import GIB
 from tests.fakes.pools import Scene, turns, until_decoding
+
+
+def reference(scene: Scene, max_mib: float, hard_mib: float | None = None, **options: Any) -> ProcessMemoryEnforcer:
+    return scene.enforcer(max_mib, hard_mib, policy=Policy.REFERENCE, **options)
 
 
 def enforcer_tasks() -> list[str]:
@@ -26,7 +33,7 @@ def enforcer_tasks() -> list[str]:
 async def test_r1_starting_twice_makes_one_task() -> None:
     scene = Scene({"chat": 100})
     async with scene.pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         enforcer.start()
         await turns()
@@ -38,7 +45,7 @@ async def test_r1_starting_twice_makes_one_task() -> None:
 async def test_r1_it_looks_once_per_poll_interval() -> None:
     scene = Scene({"chat": 100})
     async with scene.pool as pool:
-        scene.enforcer(1000, poll_interval=0.5).start()
+        reference(scene, 1000, poll_interval=0.5).start()
         await pool.load("chat")
         await asyncio.sleep(10.2)
         scene.engine.leak_bytes = 2000 * MIB
@@ -52,7 +59,7 @@ async def test_r1_it_looks_once_per_poll_interval() -> None:
 async def test_r1_an_exception_in_a_tick_is_told_once_and_the_loop_goes_on() -> None:
     scene = Scene({"a": 400, "b": 400})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         await pool.load("b")
@@ -75,7 +82,7 @@ async def test_r1_an_exception_in_a_tick_is_told_once_and_the_loop_goes_on() -> 
 async def test_r2_a_lower_limit_evicts_at_once_without_waiting_for_a_poll() -> None:
     scene = Scene({"a": 400, "b": 400})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000, poll_interval=3600.0)
+        enforcer = reference(scene, 1000, poll_interval=3600.0)
         enforcer.start()
         await pool.load("a")
         await pool.load("b")
@@ -93,7 +100,7 @@ def test_r2_a_limit_of_zero_or_less_enforces_nothing(max_mib: int) -> None:
     async def main() -> None:
         scene = Scene({"a": 400, "b": 400})
         async with scene.pool as pool:
-            enforcer = scene.enforcer(max_mib)
+            enforcer = reference(scene, max_mib)
             enforcer.start()
             await pool.load("a")
             await pool.load("b")
@@ -111,10 +118,10 @@ def test_r2_a_limit_of_zero_or_less_enforces_nothing(max_mib: int) -> None:
 async def test_r3_the_hard_limit_follows_from_the_machine_and_an_impossible_one_is_refused() -> None:
     scene = Scene({"a": 400})
     async with scene.pool:
-        assert scene.enforcer(1000).limits.hard_bytes == 60 * GIB
-        assert scene.enforcer(1000, hard_mib=1020).limits.hard_bytes == 1020 * MIB
+        assert reference(scene, 1000).limits.hard_bytes == 60 * GIB
+        assert reference(scene, 1000, hard_mib=1020).limits.hard_bytes == 1020 * MIB
         with pytest.raises(InvalidRequest):
-            scene.enforcer(1000, hard_mib=900)
+            reference(scene, 1000, hard_mib=900)
 
 
 @on_virtual_time
@@ -122,7 +129,7 @@ async def test_r3_what_the_device_allows_binds_and_is_told_once() -> None:
     scene = Scene({"a": 400})
     machine = Machine(ram_bytes=64 * GIB, device_cap_bytes=10 * GIB, device_cap_source="metal")
     async with scene.pool:
-        enforcer = scene.enforcer(20 * 1024, machine=machine)
+        enforcer = reference(scene, 20 * 1024, machine=machine)
         enforcer.start()
         assert enforcer.limits.binding == "metal"
         assert enforcer.limits.soft_bytes < 10 * GIB
@@ -134,7 +141,7 @@ async def test_r3_what_the_device_allows_binds_and_is_told_once() -> None:
 async def test_r4_usage_equal_to_the_limit_is_not_over_it() -> None:
     scene = Scene({"a": 500, "b": 500})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         await pool.load("b")
@@ -150,7 +157,7 @@ async def test_r4_usage_equal_to_the_limit_is_not_over_it() -> None:
 async def test_r5_limits_and_guard_are_in_the_plan_before_a_model_and_after_a_change() -> None:
     scene = Scene({"a": 400})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000, hard_mib=1020, prefill_memory_guard=True)
+        enforcer = reference(scene, 1000, hard_mib=1020, prefill_memory_guard=True)
         enforcer.start()
         await pool.load("a")
         wanted = EngineLimits(1000 * MIB, 1020 * MIB, 1000 * MIB, True)
@@ -165,7 +172,7 @@ async def test_r5_limits_and_guard_are_in_the_plan_before_a_model_and_after_a_ch
 async def test_r6_models_are_unloaded_least_recently_used_first_until_the_limit_holds() -> None:
     scene = Scene({"a": 300, "b": 300, "c": 300})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         for name in ("c", "a", "b"):
             await pool.load(name)
@@ -184,7 +191,7 @@ async def test_r6_models_are_unloaded_least_recently_used_first_until_the_limit_
 async def test_r6_a_busy_model_is_unloaded_when_it_must_be_and_its_requests_get_one_error() -> None:
     scene = Scene({"a": 300, "b": 300}, answer_tokens=None, step_s=0.01)
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         first, second = pool.generate("a", prompt="hi"), pool.generate("b", prompt="hi")
         await asyncio.gather(until_decoding(first), until_decoding(second))
@@ -202,7 +209,7 @@ async def test_r6_a_busy_model_is_unloaded_when_it_must_be_and_its_requests_get_
 async def test_r6_an_idle_model_goes_before_a_busy_one_that_was_used_earlier() -> None:
     scene = Scene({"a": 300, "b": 300}, answer_tokens=None, step_s=0.01)
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         busy = pool.generate("a", prompt="hi")
         await until_decoding(busy)
@@ -217,7 +224,7 @@ async def test_r6_an_idle_model_goes_before_a_busy_one_that_was_used_earlier() -
 async def test_r7_the_only_model_stays_and_its_requests_end_with_one_clear_error() -> None:
     scene = Scene({"a": 300}, answer_tokens=None, kv_bytes_per_token=MIB)
     async with scene.pool as pool:
-        enforcer = scene.enforcer(350)
+        enforcer = reference(scene, 350)
         enforcer.start()
         generations = [pool.generate("a", prompt="hi", max_tokens=1000) for _ in range(2)]
         results = await asyncio.gather(*(each.text() for each in generations), return_exceptions=True)
@@ -234,7 +241,7 @@ async def test_r7_the_only_model_stays_and_its_requests_end_with_one_clear_error
 async def test_r7_a_busy_step_is_not_needed_to_notice_the_engine_stops_by_itself() -> None:
     scene = Scene({"a": 300}, answer_tokens=None, kv_bytes_per_token=MIB)
     async with scene.pool as pool:
-        scene.enforcer(350, poll_interval=3600.0).start()
+        reference(scene, 350, poll_interval=3600.0).start()
         with pytest.raises(RequestAborted):
             await pool.generate("a", prompt="hi", max_tokens=1000).text()
 
@@ -243,7 +250,7 @@ async def test_r7_a_busy_step_is_not_needed_to_notice_the_engine_stops_by_itself
 async def test_r8_a_load_in_progress_is_cancelled_when_nothing_can_be_unloaded() -> None:
     scene = Scene({"a": 800}, step_s=0.1)
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         loading = asyncio.create_task(pool.load("a"))
         await asyncio.sleep(0.5)
@@ -265,7 +272,7 @@ async def test_r8_a_load_in_progress_is_cancelled_when_nothing_can_be_unloaded()
 async def test_r8_abort_loading_is_set_while_the_load_is_being_stopped() -> None:
     scene = Scene({"a": 800}, drive="manual")
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         loading = asyncio.create_task(pool.load("a"))
         while not scene.engine.active_bytes:
@@ -286,7 +293,7 @@ async def test_r8_abort_loading_is_set_while_the_load_is_being_stopped() -> None
 async def test_r9_all_pinned_and_over_the_limit_is_one_record_and_a_level() -> None:
     scene = Scene({"a": 300, "b": 300}, pinned=("a", "b"))
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         await pool.load("b")
@@ -309,7 +316,7 @@ async def test_r9_all_pinned_and_over_the_limit_is_one_record_and_a_level() -> N
 async def test_r9_small_requests_still_run_when_nothing_more_can_be_done() -> None:
     scene = Scene({"a": 300, "b": 300}, pinned=("a", "b"))
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         await pool.load("b")
@@ -322,7 +329,7 @@ async def test_r9_small_requests_still_run_when_nothing_more_can_be_done() -> No
 async def test_r9_memory_that_nobody_accounts_for_is_reported_once() -> None:
     scene = Scene({"a": 300})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         scene.engine.leak_bytes = 900 * MIB
@@ -337,7 +344,7 @@ async def test_r9_memory_that_nobody_accounts_for_is_reported_once() -> None:
 async def test_r10_a_pinned_model_survives_pressure_that_a_newer_one_does_not() -> None:
     scene = Scene({"a": 300, "b": 300}, pinned=("a",))
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         await asyncio.sleep(5)
@@ -351,7 +358,7 @@ async def test_r10_a_pinned_model_survives_pressure_that_a_newer_one_does_not() 
 async def test_r13_stopping_cancels_the_task_clears_the_limits_and_may_be_repeated() -> None:
     scene = Scene({"a": 300})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         await enforcer.stop()
         enforcer.start()
         await pool.load("a")
@@ -372,7 +379,7 @@ async def test_r13_stopping_cancels_the_task_clears_the_limits_and_may_be_repeat
 async def test_r13_stopping_while_it_waits_for_the_engine_ends_at_once_and_the_engine_goes_on() -> None:
     scene = Scene({"a": 300, "b": 300})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         await pool.load("b")
@@ -389,7 +396,7 @@ async def test_r13_stopping_while_it_waits_for_the_engine_ends_at_once_and_the_e
 async def test_a_step_that_does_not_end_costs_nobody_anything() -> None:
     scene = Scene({"a": 300, "b": 300})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         await pool.load("b")
@@ -406,7 +413,7 @@ async def test_a_step_that_does_not_end_costs_nobody_anything() -> None:
 async def test_the_cache_is_dropped_for_the_hard_limit_and_costs_no_model() -> None:
     scene = Scene({"a": 300, "b": 300}, answer_tokens=None, step_s=0.1)
     async with scene.pool as pool:
-        scene.enforcer(1000, hard_mib=1020).start()
+        reference(scene, 1000, hard_mib=1020).start()
         await pool.load("a")
         await pool.load("b")
         generation = pool.generate("a", prompt="hi", max_tokens=100)
@@ -422,7 +429,7 @@ async def test_the_cache_is_dropped_for_the_hard_limit_and_costs_no_model() -> N
 async def test_a_cache_that_an_idle_engine_keeps_is_not_logged_every_second() -> None:
     scene = Scene({"a": 300})
     async with scene.pool as pool:
-        scene.enforcer(1000, hard_mib=1020).start()
+        reference(scene, 1000, hard_mib=1020).start()
         await pool.load("a")
         scene.engine.cache_bytes = 900 * MIB
         told = len(scene.events)
@@ -434,7 +441,7 @@ async def test_a_cache_that_an_idle_engine_keeps_is_not_logged_every_second() ->
 async def test_nothing_is_told_while_nothing_happens() -> None:
     scene = Scene({"a": 300})
     async with scene.pool as pool:
-        scene.enforcer(1000).start()
+        reference(scene, 1000).start()
         await pool.load("a")
         told = len(scene.events)
         await asyncio.sleep(600)
@@ -445,7 +452,7 @@ async def test_nothing_is_told_while_nothing_happens() -> None:
 async def test_waiting_requests_survive_an_eviction_and_load_the_model_again() -> None:
     scene = Scene({"a": 300, "b": 300}, max_batch=1, step_s=0.01)
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("b")
         running, waiting = pool.generate("a", prompt="hi"), pool.generate("a", prompt="hi")
@@ -466,7 +473,7 @@ async def test_waiting_requests_survive_an_eviction_and_load_the_model_again() -
 async def test_a_model_whose_weights_alone_are_over_the_limit_answers_does_not_fit() -> None:
     scene = Scene({"a": 300})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(1000)
+        enforcer = reference(scene, 1000)
         enforcer.start()
         await pool.load("a")
         enforcer.max_bytes = 200 * MIB
@@ -480,7 +487,7 @@ def test_a_program_that_uses_a_threaded_engine_leaves_no_thread_behind() -> None
     async def main() -> None:
         scene = Scene({"a": 10}, drive="thread")
         async with scene.pool as pool:
-            enforcer = scene.enforcer(1000, poll_interval=0.01)
+            enforcer = reference(scene, 1000, poll_interval=0.01)
             enforcer.start()
             assert (await pool.generate("a", prompt="hi").text()).startswith("tok0")
             await enforcer.stop()

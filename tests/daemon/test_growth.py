@@ -8,6 +8,7 @@ import pytest
 
 from omlxd.core.errors import RequestAborted
 from omlxd.core.events import EventName
+from omlxd.core.memory import Policy
 from omlxd.core.states import Level
 from omlxd.engine.protocol import MIB
 from tests.daemon.test_admission import scene_of, start
@@ -69,7 +70,7 @@ async def test_an_idle_model_goes_for_the_next_block_when_it_is_really_needed() 
 async def test_r7_a_block_that_does_not_fit_ends_the_only_models_requests_before_it_is_allocated() -> None:
     scene = scene_of({"a": 100})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(200, hard_mib=220)
+        enforcer = scene.enforcer(200, hard_mib=220, policy=Policy.REFERENCE)
         enforcer.start()
         with pytest.raises(RequestAborted, match=r"next block of `a`'s KV cache \(16\.0 MiB\) would be"):
             await start(pool, "a", 100).text()
@@ -87,7 +88,7 @@ async def test_r7_a_block_that_does_not_fit_ends_the_only_models_requests_before
 async def test_r6_the_least_recently_used_busy_model_goes_for_a_block_of_another() -> None:
     scene = scene_of({"a": 100, "b": 100})
     async with scene.pool as pool:
-        enforcer = scene.enforcer(300, hard_mib=320)
+        enforcer = scene.enforcer(300, hard_mib=320, policy=Policy.REFERENCE)
         enforcer.start()
         first, second = start(pool, "a", 10), start(pool, "b", 10)
         results = await asyncio.gather(first.text(), second.text(), return_exceptions=True)
@@ -102,7 +103,7 @@ async def test_r6_the_least_recently_used_busy_model_goes_for_a_block_of_another
 async def test_r10_pinned_models_keep_growing_when_nothing_can_be_done_but_never_past_the_hard_limit() -> None:
     scene = scene_of({"a": 100, "b": 100}, pinned=("a", "b"))
     async with scene.pool as pool:
-        scene.enforcer(260, hard_mib=300).start()
+        scene.enforcer(260, hard_mib=300, policy=Policy.REFERENCE).start()
         await pool.load("b")
         running = start(pool, "a", 10)
         with pytest.raises(RequestAborted, match="hard limit"):
@@ -115,7 +116,7 @@ async def test_r10_pinned_models_keep_growing_when_nothing_can_be_done_but_never
 async def test_with_no_soft_limit_a_block_past_the_hard_limit_is_answered_like_pressure() -> None:
     scene = scene_of({"a": 100})
     async with scene.pool as pool:
-        scene.enforcer(0, hard_mib=200).start()
+        scene.enforcer(0, hard_mib=200, policy=Policy.REFERENCE).start()
         with pytest.raises(RequestAborted, match="hard limit"):
             await start(pool, "a", 100).text()
         assert scene.engine.peak <= 200 * MIB

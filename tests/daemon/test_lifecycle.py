@@ -64,6 +64,19 @@ async def test_pins_come_first_and_then_preloads_and_what_does_not_fit_stays_unl
         assert names.index("load_finished") < names.index("load_failed") < names.index("daemon_ready")
 
 
+async def test_a_preload_that_does_not_fit_beside_the_ones_before_it_stays_unloaded_until_somebody_asks(
+    tmp_path: Path,
+) -> None:
+    models = {name: {"mib": 40, "preload": True} for name in ("first", "second", "third")}
+    async with running(tmp_path, models) as daemon:
+        assert await daemon.states() == {"first": "loaded", "second": "loaded", "third": "unloaded"}
+        views = (await daemon.control("GET", "models"))["models"]
+        assert "`third` was not preloaded" in views[2]["error"]
+        assert "beside `first`, `second`" in views[2]["error"]
+        await daemon.control("POST", "models/third/load", {})
+        assert await daemon.states() == {"first": "unloaded", "second": "loaded", "third": "loaded"}
+
+
 async def test_while_pins_are_loading_it_answers_and_says_starting(tmp_path: Path) -> None:
     engine = FakeEngine("thread", slice_bytes=MIB, step_s=0.02)
     async with running(tmp_path, {"pin": {"mib": 40, "pin": True}}, engine=engine, wait_ready=False) as daemon:

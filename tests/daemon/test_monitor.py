@@ -74,7 +74,7 @@ async def test_the_enforcer_and_its_last_decisions_are_shown() -> None:
         await enforcer.settle()
         monitor = MemoryMonitor(pool, enforcer)
         view = monitor.enforcer()
-        assert (view.policy, view.poll_interval_s, view.level, view.decisions) == ("reference", 0.5, Level.OK, 1)
+        assert (view.policy, view.poll_interval_s, view.level, view.decisions) == ("graceful", 0.5, Level.OK, 1)
         (decision,) = monitor.recent_decisions()
         assert (decision["decision"], decision["victim"]) == ("d1", "a")
         json.dumps(decision)

@@ -57,6 +57,21 @@ async def test_the_openai_client_gets_a_whole_answer(tmp_path: Path) -> None:
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
 
 
+async def test_usage_counts_the_tokens_that_an_earlier_chat_left_in_the_prefix_cache(tmp_path: Path) -> None:
+    question: Any = [{"role": "user", "content": "why " * 50}]
+    settings = {"policy": "graceful", "min_available": 0}
+    async with running(tmp_path, TWO, daemon=settings) as daemon, client(daemon) as api:
+        usages = [
+            (await api.chat.completions.create(model="chat", messages=question, max_tokens=2)).usage for _ in range(2)
+        ]
+        details = [usage and usage.prompt_tokens_details for usage in usages]
+        assert [each and each.cached_tokens for each in details] == [0, 50]
+        assert usages[0] is not None
+        assert usages[0].prompt_tokens == 51
+        status = await daemon.control("GET", "status")
+        assert status["memory"]["prefix_cache"] == status["models"][0]["prefix_cache_bytes"] > 0
+
+
 async def test_the_openai_client_streams_the_same_text(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon, client(daemon) as api:
         whole = await api.chat.completions.create(model="default", messages=HELLO, max_tokens=5)
@@ -82,7 +97,12 @@ async def test_models_are_listed_with_their_aliases(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon, client(daemon) as api:
         listed = (await api.models.list()).data
         assert [model.id for model in listed] == ["chat", "default", "small"]
-        assert listed[1].model_extra == {"root": "chat"}
+        alias: Any = listed[1].model_extra
+        assert alias["root"] == "chat"
+        assert (alias["omlxd"]["state"], alias["omlxd"]["weights_bytes"]) == ("unloaded", 40 * MIB)
+        await daemon.control("POST", "models/chat/load")
+        loaded: Any = (await api.models.retrieve("chat")).model_extra
+        assert (loaded["omlxd"]["state"], loaded["omlxd"]["context_length"]) == ("loaded", 4096)
         assert (await api.models.retrieve("default")).id == "default"
         with pytest.raises(openai.NotFoundError):
             await api.models.retrieve("other")

@@ -68,6 +68,8 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "is missing"),
         ({"tool_choice": "required"}, "tool_choice", "cannot force"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "cannot force"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "cannot hold a model to JSON"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "to a schema"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", "`parallel_tool_calls`"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize", "is not a field"),
         ({"functions": []}, "functions", "is not a field"),
@@ -139,7 +141,7 @@ def test_a_wrong_field_of_a_completion_is_named(change: dict[str, Any], param: s
 
 def test_fields_that_clients_send_for_the_record_are_taken() -> None:
     record = {"user": "me", "metadata": {"run": "7"}, "safety_identifier": "x", "prompt_cache_key": "y"}
-    assert chat(**record, store=False, service_tier="auto", modalities=["text"]).user == "me"
+    assert chat(**record, store=False, service_tier="auto", response_format={"type": "text"}).user == "me"
 
 
 def test_fields_that_are_null_count_as_left_out() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from omlxd.core.errors import Busy, PrefillMemoryExceeded, RequestAborted, ShuttingDown
+from omlxd.core.errors import Busy, LoadCancelled, PrefillMemoryExceeded, RequestAborted, ShuttingDown
 from omlxd.core.events import EventName
 from omlxd.core.memory import Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason, RequestState
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.refusals import aborted
+from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import MIB
 from tests.daemon.test_admission import TOKEN, orders, scene_of, start
@@ -230,7 +230,8 @@ async def test_after_the_park_deadline_it_ends_well_with_the_text_it_has() -> No
         await parked(pool, generation)
         had, parked_s = generation.generated_tokens, scene.clock()
         assert await generation.text() == words(had)
-        assert scene.clock() - parked_s == pytest.approx(40.0)  # the door's own patience does not count
+        assert scene.clock() - parked_s == pytest.approx(40.0)
+        assert len(scene.named(EventName.REQUEST_WAITING)) == 2  # for its model, and at the door as long as it takes
         assert generation.finish_reason is FinishReason.LENGTH
         (event,) = scene.named(EventName.REQUEST_FINISHED)
         assert "parked for 40 s" in event.fields["reason"]
@@ -377,6 +378,24 @@ async def test_a_parked_request_waits_on_when_the_load_of_its_model_finds_everyb
 
 
 @on_virtual_time
+async def test_a_parked_request_asks_again_when_the_load_of_its_model_had_to_make_way_but_not_against_a_user() -> None:
+    scene = scene_of({"a": 100}, step_s=1.0)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 10, max_tokens=50)
+        await until_decoding(generation)
+        for decision in ("d1", None):
+            async with pool.lock:
+                await pool.evict("a", aborted("a", "somebody needs its memory"))
+            await until(lambda: scene.states == {"a": "loading"})
+            await pool.cancel_load("a", cancelled("a", "somebody needs its memory", decision))
+            if decision is not None:
+                await until(lambda: generation.state is RequestState.DECODE)
+        with pytest.raises(LoadCancelled):
+            await generation.text()
+
+
+@on_virtual_time
 async def test_the_snapshot_names_what_runs_oldest_first_and_status_what_is_parked() -> None:
     scene = scene_of({"a": 100})
     async with scene.pool as pool:
@@ -475,3 +494,38 @@ async def test_who_ends_early_gets_what_was_held_back_too() -> None:
         had = generation.generated_tokens
         assert await generation.text() == f"{words(had)}and {had} held back!"
         assert generation.generated_tokens == had
+
+
+@on_virtual_time
+async def test_the_next_block_of_what_runs_comes_before_everybody_at_the_door() -> None:
+    scene = scene_of({"a": 100, "b": 90, "c": 10}, answer_tokens=400)
+    async with scene.pool as pool:
+        guarded(scene, 200 + 48 + 40)  # for the block (16 MiB) or for the newcomer (32 MiB), not for both
+        await pool.load("b")
+        await pool.load("c")
+        running = start(pool, "a", 440)
+        await until_decoding(running)
+        pool.ledger.reserve_weights("b", 200 * MIB)  # nobody gets anything for now
+        async with pool.lock:
+            newcomer = start(pool, "b", 10)
+            await turns()
+            await until(lambda: "a" in pool.growth.waiting)
+            pool.ledger.reserve_weights("b", 90 * MIB)
+            late = start(pool, "c", 10)
+            await turns(20)
+            assert pool.ledger.requests("b") == pool.ledger.requests("c") == 0
+        assert await asyncio.gather(*(each.text() for each in (running, newcomer, late))) == [words(400)] * 3
+        assert scene.named(EventName.DECISION, EventName.REQUEST_PARKED) == []  # nobody had to give way to anybody
+        assert scene.engine.peak <= (200 + 48 + 40) * MIB
+
+
+@on_virtual_time
+async def test_one_that_takes_more_than_anybody_knows_is_not_parked_and_run_again_for_ever() -> None:
+    scene = Scene({"a": 100}, kv_bytes_per_token=MIB, answer_tokens=None, step_s=0.01, park_deadline_s=60.0)
+    async with scene.pool as pool:
+        guarded(scene, 150)  # which its KV cache passes with its 51st token; nothing is predicted
+        generation = pool.generate("a", tokens=[1] * 20, max_tokens=500)
+        text = await generation.text()
+        assert (generation.finish_reason, text) == (FinishReason.LENGTH, words(generation.generated_tokens))
+        assert generation.generated_tokens >= 30
+        assert 1 < generation.parks < 20

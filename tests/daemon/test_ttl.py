@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -94,3 +95,21 @@ async def test_no_timer_survives_its_end() -> None:
         assert "omlxd-ttl" in {task.get_name() for task in asyncio.all_tasks()}
     assert "omlxd-ttl" not in {task.get_name() for task in asyncio.all_tasks()}
     assert not scene.pool.entries["chat"].loaded
+
+
+@on_virtual_time
+async def test_a_request_at_the_very_moment_of_the_unload_is_served_each_of_500_times() -> None:
+    async with timed({"chat": 60.0}) as scene:
+        pool, entry = scene.pool, scene.pool.entries["chat"]
+        found: Counter[str] = Counter()
+        await pool.load("chat")
+        for number in range(500):
+            assert entry.used_at_s is not None
+            await asyncio.sleep(entry.used_at_s + 60.0 - pool.clock())  # in the same turn of the loop as the timer
+            for _ in range(number % 25):  # and in every turn after it, until the model is gone
+                await asyncio.sleep(0)
+            found[entry.state.value] += 1
+            text = await pool.generate("chat", prompt="hi", max_tokens=2).text()
+            assert text.split() == ["tok0", "tok1"], (number, entry.state)
+        assert set(found) == {"loaded", "unloading", "unloaded"}
+        assert not scene.named(EventName.REQUEST_ABORTED, EventName.REQUEST_FAILED)

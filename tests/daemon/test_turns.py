@@ -229,7 +229,7 @@ def played(schedule: list[tuple[str, float, int]], fair_wait_s: float) -> list[o
         waits = [generation.first_token_s or 0.0 for generation in served]
         run_s, load_s = 1.5, 1.2  # the longest answer, the longest load
         # Its turn has come at the bound; before it each of the others ends what it runs and is loaded, at most once.
-        assert max(waits) <= min(fair_wait_s, TURN_S) + 3 * (run_s + load_s)
+        assert max(waits) <= min(fair_wait_s, 3 * TURN_S) + 3 * (run_s + load_s)
         assert not scene.named(EventName.REQUEST_ABORTED, EventName.REQUEST_FAILED)
         assert scene.engine.peak <= 1000 * 2**20
         return [waits, Counter(event.event for event in scene.events)]

@@ -13,26 +13,13 @@ from starlette.routing import Route
 
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
-from omlxd.daemon import anthropic_api, control_api, http_errors, metrics, openai_api
-from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
-from omlxd.daemon.bodies import LimitsBody, LoadBody, PinBody, StopBody, UnloadBody
-from omlxd.daemon.http_errors import CONTROL_PREFIX
-from omlxd.daemon.openai_bodies import ChatBody, CompletionBody
+from omlxd.daemon import anthropic_api, control_api, http_errors, metrics, openai_api, openapi
+from omlxd.daemon.openapi import OPERATIONS
 
 PAGE = Path(__file__).parents[2] / "man" / "omlxd-api.7"
 TEXT = PAGE.read_text()
 NOBODY: Any = None  # the routes are listed and not asked
-BODIES = {
-    f"POST {openai_api.CHAT_PATH}": ChatBody,
-    f"POST {openai_api.COMPLETIONS_PATH}": CompletionBody,
-    f"POST {http_errors.MESSAGES_PATH}": MessagesBody,
-    f"POST {anthropic_api.COUNT_PATH}": CountBody,
-    f"POST {CONTROL_PREFIX}/models/{{name}}/load": LoadBody,
-    f"POST {CONTROL_PREFIX}/models/{{name}}/unload": UnloadBody,
-    f"POST {CONTROL_PREFIX}/models/{{name}}/pin": PinBody,
-    f"PATCH {CONTROL_PREFIX}/limits": LimitsBody,
-    f"POST {CONTROL_PREFIX}/stop": StopBody,
-}
+BODIES = {f"{each.method} {each.path}": each.body for each in OPERATIONS if each.body is not None}
 ELSEWHERE = {"daemon_not_running", "already_running", "start_failed", "unreachable", "manifest_invalid"}
 """Errors of the command line and of the start, which no HTTP answer carries."""
 
@@ -50,8 +37,10 @@ def entry(route: str) -> str:
 
 def test_every_route_is_on_the_page_in_order_and_no_other() -> None:
     described = [" ".join(found) for found in re.findall(r"^\.It Sy ([A-Z]+) Pa (\S+)$", TEXT, re.M)]
-    apis = (metrics, openai_api, anthropic_api, control_api)
-    assert described == ["GET /health", *(name for api in apis for name in names(api.routes(NOBODY)))]
+    apis = (openai_api, anthropic_api, control_api)
+    other = ["GET /health", *names(metrics.routes(NOBODY)), *names(openapi.routes(control=True))]
+    assert described == [*other, *(name for api in apis for name in names(api.routes(NOBODY)))]
+    assert described == [f"{each.method} {each.path}" for each in OPERATIONS]
 
 
 @pytest.mark.parametrize("route", BODIES)

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from omlxd.core.errors import StartFailed
+from omlxd.core.memory import MemoryReading, Policy
+from omlxd.core.policy import decide
+from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
+from omlxd.core.states import EntryState
 from omlxd.engine import gauges as module
 from omlxd.engine.gauges import (
     CACHE_CEILING_BYTES,
     CPU_SLACK_BYTES,
     CUDA_SLACK_BYTES,
+    SAMPLE_S,
+    SAMPLES,
     SETTLE_S,
     CudaBackend,
     Gauges,
@@ -94,16 +100,24 @@ def test_the_footprint_of_macos_is_read_at_its_place_in_the_structure() -> None:
     assert phys_footprint_of(raw) == 987_654_321
 
 
+def settled(made: Gauges, now: list[float]) -> MemoryReading:
+    """The reading when the footprint has stayed as it is for as long as it takes to be believed."""
+    for _ in range(SAMPLES):
+        now[0] += SAMPLE_S
+        reading = made.read(at_rest=True)
+    return reading
+
+
 def test_overhead_is_what_the_footprint_shows_beyond_base_active_cache_and_slack() -> None:
-    backend = RecordedBackend(footprint=80 * MIB + 500 * MIB + 30 * MIB + CPU_SLACK_BYTES + 7 * MIB)
-    reading = gauges(backend, RecordedMlx(active=500 * MIB, cache=30 * MIB), [10.0]).read(at_rest=True)
+    backend, now = RecordedBackend(footprint=80 * MIB + 500 * MIB + 30 * MIB + CPU_SLACK_BYTES + 7 * MIB), [10.0]
+    reading = settled(gauges(backend, RecordedMlx(active=500 * MIB, cache=30 * MIB), now), now)
     assert reading.overhead_bytes == 7 * MIB
     assert reading.used_bytes == 507 * MIB
 
 
 def test_the_figures_of_nvml_lie_within_the_slack_of_cuda() -> None:
-    backend = RecordedBackend("cuda", CUDA_SLACK_BYTES, footprint=8 * GIB + 2_800_000_000)
-    assert gauges(backend, RecordedMlx(active=8 * GIB), [10.0], base=0).read(at_rest=True).overhead_bytes == 0
+    backend, now = RecordedBackend("cuda", CUDA_SLACK_BYTES, footprint=8 * GIB + 2_800_000_000), [10.0]
+    assert settled(gauges(backend, RecordedMlx(active=8 * GIB), now, base=0), now).overhead_bytes == 0
 
 
 def test_a_lagging_footprint_is_not_believed_after_a_load_or_an_unload() -> None:
@@ -112,17 +126,63 @@ def test_a_lagging_footprint_is_not_believed_after_a_load_or_an_unload() -> None
     made = gauges(backend, mlx, now)
     backend.footprint = 80 * MIB + 2 * GIB  # the model is gone, its pages are not yet
     made.unsettle()
-    assert made.read(at_rest=True).overhead_bytes == 0
-    now[0] += SETTLE_S
-    assert made.read(at_rest=True).overhead_bytes == 2 * GIB - CPU_SLACK_BYTES
+    while now[0] < 10.0 + SETTLE_S:
+        assert made.read(at_rest=True).overhead_bytes == 0
+        assert not made.sample_due
+        now[0] += 0.1
+    assert settled(made, now).overhead_bytes == 2 * GIB - CPU_SLACK_BYTES
 
 
 def test_a_reading_inside_a_step_keeps_the_overhead_of_the_last_one_at_rest() -> None:
-    backend, mlx = RecordedBackend(footprint=80 * MIB), RecordedMlx()
-    made = gauges(backend, mlx, [10.0])
+    backend, mlx, now = RecordedBackend(footprint=80 * MIB), RecordedMlx(), [10.0]
+    made = gauges(backend, mlx, now)
     made.read(at_rest=True)
     backend.footprint += 3 * GIB
-    assert made.read(at_rest=False).overhead_bytes == 0
+    for _ in range(10):
+        now[0] += SAMPLE_S
+        assert made.read(at_rest=False).overhead_bytes == 0
+
+
+def test_many_readings_in_a_row_are_one_sample() -> None:
+    backend, now = RecordedBackend(footprint=3 * GIB), [10.0]
+    made = gauges(backend, RecordedMlx(), now)
+    for _ in range(100):
+        now[0] += SAMPLE_S / 100
+        assert made.read(at_rest=True).overhead_bytes == 0
+
+
+SWINGING = (130, 20, 210, 140, 0, 150, 90, 220, 160, 30)
+"""Footprint beyond base, active and slack in MiB, second by second, of a process whose pages come and go."""
+
+
+def decisions(made: Gauges, backend: RecordedBackend, mlx: RecordedMlx, now: list[float], figures: list[int]) -> int:
+    """How many of these seconds would have caused work, with 100 MiB between what is active and the limit."""
+    limits = Limits(mlx.active + 100 * MIB, mlx.active + 10 * GIB, policy=Policy.GRACEFUL)
+    models = tuple(EntrySnapshot(name, EntryState.LOADED, weights_bytes=MIB) for name in ("a", "b"))
+    worked = 0
+    for figure in figures:
+        now[0] += 1.0
+        backend.footprint = 80 * MIB + mlx.active + CPU_SLACK_BYTES + figure * MIB
+        worked += decide(Snapshot(now[0], made.read(at_rest=True), models), limits).action is not None
+    return worked
+
+
+def test_a_footprint_that_swings_round_the_limit_causes_no_work_and_one_that_stays_above_it_does() -> None:
+    backend, mlx, now = RecordedBackend(), RecordedMlx(active=500 * MIB), [10.0]
+    made = gauges(backend, mlx, now)
+    assert decisions(made, backend, mlx, now, [*SWINGING] * 6) == 0
+    assert decisions(made, backend, mlx, now, [130] * SAMPLES) == 1
+    assert decisions(made, backend, mlx, now, [90]) == 0
+
+
+def test_a_footprint_that_lags_behind_what_was_freed_costs_nobody_another_model() -> None:
+    """The first unload suffices by MLX's gauge; the pages follow over four seconds."""
+    backend, mlx, now = RecordedBackend(footprint=80 * MIB + 500 * MIB), RecordedMlx(active=500 * MIB), [10.0]
+    made = gauges(backend, mlx, now)
+    settled(made, now)
+    mlx.active = 300 * MIB
+    made.unsettle()
+    assert decisions(made, backend, mlx, now, [200, 200, 150, 90, 60, 10, 0]) == 0
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,11 @@ def test_greedy_text_over_parks_is_the_undisturbed_text(
 
 def test_a_seed_gives_the_same_tokens_over_parks(driver: Driver, tiny_model: Callable[..., Path]) -> None:
     driver.load("m", tiny_model())
-    orders = [generation(f"r{seed}", "m", prompt(20, seed), 40, temperature=1.0, seed=seed) for seed in range(3)]
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.2}
+    orders = [
+        generation(f"r{seed}", "m", prompt(20, seed), 40, temperature=1.0, seed=seed, **(penalties if seed else {}))
+        for seed in range(3)
+    ]
     undisturbed = [Stays(replace(order, request=f"{order.request}-whole"), ()) for order in orders]
     parked = [Stays(order, (3, 17, 30)) for order in orders]
     run_with_parks(driver, *undisturbed)

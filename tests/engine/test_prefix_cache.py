@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 from omlxd.core.states import FinishReason
-from omlxd.engine.protocol import GenerationOrder, Prefilled
-from tests.engine.driver import Driver, generation, reference
+from omlxd.engine import mlxlm
+from omlxd.engine.prefix_cache import PrefixCaches
+from omlxd.engine.protocol import Generated, GenerationOrder, Prefilled
+from tests.engine.driver import Driver, generation, on_mlx_thread, reference
 from tests.engine.test_generation import KINDS, prompt, same_until_a_tie
 
 pytestmark = pytest.mark.mlx
 
 MIB = 2**20
 PLENTY = 512 * MIB
-SYSTEM = prompt(160, seed=7)  # more than the window of the tiny gemma3
+WINDOW = 64  # of gemma3's layers: shorter than most prompts here
+SYSTEM = prompt(160, seed=7)
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def active_bytes(driver: Driver) -> int:
 def test_another_chat_with_the_same_system_prompt_reuses_it_and_gets_the_same_text(
     kind: str, driver: Driver, tiny_model: Callable[..., Path]
 ) -> None:
-    path = tiny_model(kind, KINDS[kind])
+    path = tiny_model(kind, KINDS[kind], window=WINDOW)
     driver.load("m", path)
     orders = {f"r{n}": chat(f"r{n}", "m", n + 1) for n in range(4)}
     expected = reference(path, {name: order.prompt for name, order in orders.items()}, 8)
@@ -65,7 +68,7 @@ def test_another_chat_with_the_same_system_prompt_reuses_it_and_gets_the_same_te
 def test_the_next_turn_of_a_chat_goes_on_where_the_last_one_ended_alone_and_from_a_batch(
     kind: str, driver: Driver, tiny_model: Callable[..., Path]
 ) -> None:
-    path = tiny_model(kind, KINDS[kind])
+    path = tiny_model(kind, KINDS[kind], window=WINDOW)
     driver.load("m", path)
     first = {f"a{n}": generation(f"a{n}", "m", prompt(50 + 60 * n, n), max_tokens=10) for n in range(3)}
     answers = reference(path, {name: order.prompt for name, order in first.items()}, 10)
@@ -90,14 +93,14 @@ def test_the_next_turn_of_a_chat_goes_on_where_the_last_one_ended_alone_and_from
 def test_what_is_kept_is_counted_as_what_it_holds_and_is_back_at_once_when_the_budget_falls(
     kind: str, driver: Driver, tiny_model: Callable[..., Path]
 ) -> None:
-    driver.load("m", tiny_model(kind, KINDS[kind]))
+    driver.load("m", tiny_model(kind, KINDS[kind], window=WINDOW))
     idle_bytes = active_bytes(driver)
     driver.run(chat("r0", "m", 1))
     driver.run(chat("r1", "m", 2), chat("r2", "m", 3))
     kept_bytes = driver.engine.prefix_bytes()["m"]
     held_bytes = active_bytes(driver) - idle_bytes
     assert kept_bytes > 0
-    assert 0.95 * held_bytes < kept_bytes <= held_bytes  # small buffers are rounded up
+    assert 0.9 * held_bytes < kept_bytes <= held_bytes  # MLX lets up to 16 KiB a buffer be
     driver.apply(prefix_cache_bytes=kept_bytes // 2)
     assert active_bytes(driver) - idle_bytes <= kept_bytes // 2 + 64 * 1024
     assert 0 < driver.engine.prefix_bytes()["m"] <= kept_bytes // 2
@@ -174,3 +177,50 @@ def test_a_prompt_is_kept_at_the_end_of_its_system_segment_while_it_is_still_bei
     assert (reused(driver, "first"), reused(driver, "second")) == (0, len(SYSTEM))
     done = [event.done for event in driver.seen if isinstance(event, Prefilled) and event.request == "first"]
     assert len(SYSTEM) in done
+
+
+def test_a_device_that_has_no_memory_for_a_copy_costs_what_is_kept_and_no_request(
+    driver: Driver, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(cache: object) -> None:
+        raise RuntimeError("[malloc] out of memory")
+
+    driver.load("m", tiny_model())
+    driver.run(chat("r0", "m", 1))
+    monkeypatch.setattr(mlxlm, "is_cuttable", out_of_memory)
+    (_, end) = driver.run(chat("r1", "m", 2))["r1"]
+    assert end is FinishReason.LENGTH
+    assert not driver.engine.prefix_bytes()
+
+
+def test_of_caches_that_stand_somewhere_else_nothing_is_kept() -> None:
+    """A wrong entry would be found by every later prompt: rather none."""
+
+    def work() -> dict[str, int]:
+        import mlx.core as mx
+        from mlx_lm.models.cache import KVCache
+
+        kept = PrefixCaches()
+        kept.obey(PLENTY)
+        cache = KVCache()
+        cache.update_and_fetch(mx.zeros((1, 1, 40, 4)), mx.zeros((1, 1, 40, 4)))
+        kept.keep("m", range(41), lambda: [cache])
+        return dict(kept.by_model)
+
+    assert on_mlx_thread(work) == {}
+
+
+def test_an_answer_is_kept_in_whichever_moment_it_ends_while_another_joins(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model())
+    driver.apply(prefill_chunk_tokens=16)
+    for length in range(1, 8):
+        first = generation(f"a{length}", "m", prompt(40, length), max_tokens=length)
+        driver.run(first, generation(f"b{length}", "m", prompt(90, 100 + length), max_tokens=1))
+        tokens = [
+            event.token_ids for event in driver.seen if isinstance(event, Generated) and event.request == f"a{length}"
+        ]
+        history = (*first.prompt, *sum(tokens, ()))
+        driver.run(generation(f"c{length}", "m", (*history, 9, 9), max_tokens=1))
+        assert len(history) - 1 <= reused(driver, f"c{length}") <= len(history)

@@ -153,6 +153,7 @@ class FakeEngine:
     Attributes (a test may change them at any time):
         cache_bytes: freed buffers that are kept.
         leak_bytes: active memory that belongs to nobody.
+        overhead_bytes: memory of the process that MLX does not see.
         system_available_bytes: what the system is said to have.
         measured_weights: by model: what its load brings, whatever the order said.
         chunk_token_bytes: what a token of a prefill chunk holds in passing.
@@ -181,6 +182,7 @@ class FakeEngine:
     ) -> None:
         self.cache_bytes = 0
         self.leak_bytes = 0
+        self.overhead_bytes = 0
         self.system_available_bytes = 32 * GIB
         self.measured_weights: dict[str, int] = {}
         self.chunk_token_bytes = 0
@@ -567,6 +569,7 @@ class FakeEngine:
             cache_bytes=self.cache_bytes,
             footprint_bytes=active_bytes + self.cache_bytes + 50 * MIB,
             base_bytes=50 * MIB,
+            overhead_bytes=self.overhead_bytes,
             system_total_bytes=64 * GIB,
             system_available_bytes=self.system_available_bytes,
             at_rest=at_rest,

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omlxd.core.states import FinishReason
-from omlxd.daemon.replies import Piece, Reasoning, Reply, Text, ToolCall
+from omlxd.daemon.replies import Piece, Reasoning, Reply, ToolCall
+from omlxd.daemon.request import Chunk
 
 
 class Message:
@@ -95,7 +96,7 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 def _kind(piece: Piece) -> str:
-    return "text" if isinstance(piece, Text) else "thinking" if isinstance(piece, Reasoning) else "tool_use"
+    return "text" if isinstance(piece, Chunk) else "thinking" if isinstance(piece, Reasoning) else "tool_use"
 
 
 def _text(piece: Piece) -> str:
@@ -108,7 +109,7 @@ def _empty(piece: Piece) -> dict[str, Any]:
             return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
         case Reasoning():
             return {"type": "thinking", "thinking": "", "signature": ""}
-        case Text():
+        case Chunk():
             return {"type": "text", "text": ""}
 
 
@@ -118,5 +119,5 @@ def _delta(piece: Piece) -> dict[str, Any]:
             return {"type": "input_json_delta", "partial_json": arguments}
         case Reasoning(text=text):
             return {"type": "thinking_delta", "thinking": text}
-        case Text(text=text):
+        case Chunk(text=text):
             return {"type": "text_delta", "text": text}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from omlxd.core.states import EntryState, RequestState
 from omlxd.daemon.app import Daemon
@@ -17,41 +16,36 @@ HEARTBEAT_S = 1.0
 JUDGED_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A chunk of the generation at `index`; no chunk when that one has ended well."""
-
-    index: int
-    chunk: Chunk | None
-
-
-async def listen(generations: Sequence[Generation]) -> AsyncGenerator[Heard | None, None]:
-    """What the generations say, and None after each second of silence; raises the first error. Aborts none of them."""
-    hear = _one(generations[0]) if len(generations) == 1 else _several(generations)
-    try:
-        async for heard in hear:
-            yield heard
-    finally:
-        await hear.aclose()
+Heard = tuple[int, Chunk | None]
+"""A chunk of the generation of this index; no chunk when that one has ended well."""
 
 
 async def hear_pieces(
     engine: Engine, replies: Sequence[Reply]
 ) -> AsyncGenerator[tuple[int, Piece | None] | None, None]:
-    """What the replies say: (index, piece), (index, None) when that one has ended, None after a second of silence."""
-    async with aclosing(listen([reply.generation for reply in replies])) as heard:
-        async for news in heard:
+    """What the replies say: (index, piece), (index, None) when that one has ended, None after a second of silence.
+
+    Raises the first error of a generation; aborts none of them.
+    """
+    generations = [reply.generation for reply in replies]
+    hear = _one(generations[0]) if len(generations) == 1 else _several(generations)
+    async with aclosing(hear) as heard:
+        async for news in heard:  # once for each token of a stream: nothing here that can be left out
             if news is None:
                 yield None
                 continue
-            reply = replies[news.index]
-            if news.chunk is not None:
-                for piece in await reply.add(news.chunk, engine.codec(reply.generation.model)):
-                    yield news.index, piece
-                continue
-            for piece in await reply.end():
-                yield news.index, piece
-            yield news.index, None
+            index, chunk = news
+            reply = replies[index]
+            if chunk is None:
+                for piece in await reply.end():
+                    yield index, piece
+                yield index, None
+            elif reply.is_plain:
+                if chunk.text or chunk.logprobs:
+                    yield index, chunk
+            else:
+                for piece in await reply.add(chunk, engine.codec(reply.generation.model)):
+                    yield index, piece
 
 
 async def wait_before_stream(generations: Sequence[Generation]) -> bool:
@@ -101,8 +95,8 @@ async def _one(generation: Generation) -> AsyncGenerator[Heard | None, None]:
             chunk = await anext(generation)
         except StopAsyncIteration:
             break
-        yield Heard(0, chunk)
-    yield Heard(0, None)
+        yield 0, chunk
+    yield 0, None
 
 
 async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | None, None]:
@@ -111,8 +105,8 @@ async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | 
     async def hear(index: int, generation: Generation) -> None:
         try:
             async for chunk in generation:
-                heard.put_nowait(Heard(index, chunk))
-            heard.put_nowait(Heard(index, None))
+                heard.put_nowait((index, chunk))
+            heard.put_nowait((index, None))
         except Exception as error:
             heard.put_nowait(error)
 
@@ -127,7 +121,7 @@ async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | 
                 continue
             if isinstance(news, BaseException):
                 raise news
-            running -= news.chunk is None
+            running -= news[1] is None
             yield news
     finally:
         for task in tasks:

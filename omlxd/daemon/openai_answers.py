@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from omlxd.daemon.openai_logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
-from omlxd.daemon.replies import Piece, Reasoning, Reply, Text, ToolCall
+from omlxd.daemon.replies import Piece, Reasoning, Reply, ToolCall
+from omlxd.daemon.request import Chunk
 from omlxd.engine.protocol import TextCodec
 
 DONE = b"data: [DONE]\n\n"
@@ -52,7 +53,7 @@ class ChatShape:
         """A message; one of tool calls alone has no content."""
         calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
         reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
-        content = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+        content = "".join(piece.text for piece in pieces if isinstance(piece, Chunk))
         message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -67,7 +68,7 @@ class ChatShape:
     def piece(self, piece: Piece) -> dict[str, Any]:
         """More content, more reasoning or a whole call."""
         match piece:
-            case Text(text=text):
+            case Chunk(text=text):
                 return {"delta": {"content": text}}
             case Reasoning(text=text):
                 return {"delta": {"reasoning_content": text}}
@@ -89,7 +90,7 @@ class CompletionShape:
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """A text."""
-        return {"text": "".join(piece.text for piece in pieces if isinstance(piece, Text))}
+        return {"text": "".join(piece.text for piece in pieces if isinstance(piece, Chunk))}
 
     def opening(self) -> None:
         """A text just begins."""
@@ -135,7 +136,7 @@ class Answer:
         """The body of an answer that does not stream."""
         choices = []
         for index, (pieces, reply) in enumerate(zip(answers, self.replies, strict=True)):
-            told = [each for piece in pieces if isinstance(piece, Text) for each in piece.logprobs]
+            told = [each for piece in pieces if isinstance(piece, Chunk) for each in piece.logprobs]
             logprobs = self._logprobs[index].tell(told, codec) if told and codec is not None else None
             choices.append(_choice(index, self.shape.whole(pieces), reply.finish_reason, logprobs))
         return {**self._head, "object": self.shape.whole_object, "choices": choices, "usage": self.usage()}
@@ -147,7 +148,7 @@ class Answer:
 
     def piece(self, index: int, piece: Piece, codec: TextCodec | None) -> bytes:
         """A frame with one more piece of a choice."""
-        if isinstance(piece, Text):
+        if isinstance(piece, Chunk):
             if not piece.logprobs or codec is None:
                 before, after = self._around[index]
                 return before + _json(piece.text) + after
@@ -193,7 +194,7 @@ class Answer:
     def _around_text(self, index: int) -> tuple[bytes, bytes]:
         """The same frame for every token of a choice, in two parts with the text between them."""
         mark = "\0"  # JSON never holds it as it is, so it stands once
-        before, after = self._framed(_choice(index, self.shape.piece(Text(mark)))).split(_json(mark))
+        before, after = self._framed(_choice(index, self.shape.piece(Chunk(mark, 0)))).split(_json(mark))
         return before, after
 
 

@@ -126,13 +126,15 @@ class _OpenAiApi:
                 yield self._comment(generations)
             for opening in answer.opening():
                 yield opening
+            codec = None
             async with aclosing(hear_pieces(self._daemon.pool.engine, answer.replies)) as heard:
                 async for news in heard:
+                    codec = codec or self._codec(answer)
                     if news is None:
                         yield self._comment(generations)
                         continue
                     index, piece = news
-                    yield answer.closing(index) if piece is None else answer.piece(index, piece, self._codec(answer))
+                    yield answer.closing(index) if piece is None else answer.piece(index, piece, codec)
             for counts in answer.counts():
                 yield counts
         except OmlxError as error:

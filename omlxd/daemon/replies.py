@@ -12,17 +12,9 @@ from omlxd.core.errors import EngineFailed
 from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, Part, ReplySplitter
 from omlxd.core.states import FinishReason
 from omlxd.daemon.request import Chunk, Generation
-from omlxd.engine.protocol import TextCodec, TokenLogprob
+from omlxd.engine.protocol import TextCodec
 
 Tools = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """More of the answer, with what is to be told of the tokens behind it."""
-
-    text: str
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +34,8 @@ class ToolCall:
     arguments: str
 
 
-Piece: TypeAlias = Text | Reasoning | ToolCall
+Piece: TypeAlias = Chunk | Reasoning | ToolCall
+"""A chunk is more of the answer."""
 
 
 class Reply:
@@ -52,13 +45,17 @@ class Reply:
         generation: whose chunks are added.
         tools: the functions on offer; without any, nothing is a tool call.
         is_chat: text that continues a prompt is never told apart.
+
+    Attributes:
+        calls: tool calls so far.
+        is_plain: each chunk is a piece as it is; known with the first one.
     """
 
     def __init__(self, generation: Generation, *, tools: Tools = (), is_chat: bool = True) -> None:
         self.generation = generation
         self.calls = 0
         self._tools = tools
-        self._is_chat = is_chat
+        self.is_plain = not is_chat
         self._codec: TextCodec | None = None
         self._splitter: ReplySplitter | None = None
         self._blank = ""
@@ -76,9 +73,9 @@ class Reply:
         if self._codec is None and codec is not None:
             self._begin(codec)
         if self._splitter is None:
-            return [Text(chunk.text, chunk.logprobs)] if chunk.text or chunk.logprobs else []
+            return [chunk] if chunk.text or chunk.logprobs else []
         pieces = await self._pieces(self._splitter.add(chunk.text))
-        return [*pieces, Text("", chunk.logprobs)] if chunk.logprobs else pieces
+        return [*pieces, Chunk("", 0, chunk.logprobs)] if chunk.logprobs else pieces
 
     async def end(self) -> list[Piece]:
         """The last pieces, once nothing more will come."""
@@ -86,9 +83,9 @@ class Reply:
 
     def _begin(self, codec: TextCodec) -> None:
         self._codec = codec
-        if self._is_chat:
-            reply_format = codec.reply_format(self.generation.prompt, with_tools=bool(self._tools))
-            self._splitter = None if reply_format.is_plain else ReplySplitter(reply_format)
+        reply_format = codec.reply_format(self.generation.prompt, with_tools=bool(self._tools))
+        self.is_plain = reply_format.is_plain
+        self._splitter = None if self.is_plain else ReplySplitter(reply_format)
 
     async def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -107,7 +104,7 @@ class Reply:
             self._blank += text
             return []
         text, self._blank = self._blank + text, ""
-        return [Text(text)]
+        return [Chunk(text, 0)]
 
     async def _called(self, part: Part) -> list[Piece]:
         assert self._codec is not None

@@ -55,6 +55,7 @@ class Generation:
         generated: the tokens of the answer so far.
         parks: how often it was parked.
         parked_at_s: since when it is parked, on the pool's clock; None when it is not.
+        vain_parks, vain_s: how often and how long it was parked since its last token.
         cut_short: why it is to end with the text it has; None while it goes on.
         reused_tokens: how many of the prompt's tokens an earlier request had run.
         shared_tokens: how many of them are likely to begin other prompts too.
@@ -77,6 +78,8 @@ class Generation:
         self.generated_tokens = 0
         self.parks = 0
         self.parked_at_s: float | None = None
+        self.vain_parks = 0
+        self.vain_s = 0.0
         self.cut_short: Cut | None = None
         self.finish_reason: FinishReason | None = None
         self.stop: str | None = None
@@ -230,6 +233,7 @@ class Generation:
             self._first_s, self._first_tokens = now_s, tokens
         self.state = RequestState.DECODE
         self.prefilled_tokens = self.prompt_tokens
+        self.vain_parks, self.vain_s = 0, 0.0
         self.generated += token_ids
         self.generated_tokens += tokens
         self._chunks.append(Chunk(text, tokens, logprobs))
@@ -241,11 +245,16 @@ class Generation:
         self.parked_at_s = self.waits_since_s = self._clock()
         self.prefilled_tokens = 0
         self.parks += 1
+        self.vain_parks += 1
 
     def resume(self) -> float | None:
         """The engine has it again: the seconds it was parked; None when it was not."""
         since_s, self.parked_at_s = self.parked_at_s, None
-        return None if since_s is None else self._clock() - since_s
+        if since_s is None:
+            return None
+        parked_s = self._clock() - since_s
+        self.vain_s += parked_s
+        return parked_s
 
     def finish(self, reason: FinishReason) -> bool:
         """It ended well; False when it had ended before."""

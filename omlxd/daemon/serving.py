@@ -38,7 +38,8 @@ _NOT_READY = {
     EntryState.FAILED: "failed to load before",
 }
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
-AGAIN_S = 1.0  # after which a parked request asks again for a load that found everybody busy
+AGAIN_S = 1.0  # after which a parked request tries again what was in vain; twice as long each time
+MOST_AGAIN_S = 8.0
 
 
 @dataclass
@@ -193,9 +194,11 @@ class Serving:
             Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
         """
         pool, generation = self._pool, request.generation
-        left_s = max(0.0, parked_at_s + self._park_deadline_s - pool.clock())
+        left_s = max(0.0, parked_at_s + self._park_deadline_s - generation.vain_s - pool.clock())
         try:
             async with asyncio.timeout(left_s):
+                if generation.vain_parks > 1:  # it takes more than was predicted: not again and again at once
+                    await asyncio.sleep(min(AGAIN_S * 2 ** (generation.vain_parks - 2), MOST_AGAIN_S))
                 try:
                     return await self._admitted(request)
                 except Busy as error:

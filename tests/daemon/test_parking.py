@@ -517,3 +517,15 @@ async def test_the_next_block_of_what_runs_comes_before_everybody_at_the_door() 
         assert await asyncio.gather(*(each.text() for each in (running, newcomer, late))) == [words(400)] * 3
         assert scene.named(EventName.DECISION, EventName.REQUEST_PARKED) == []  # nobody had to give way to anybody
         assert scene.engine.peak <= (200 + 48 + 40) * MIB
+
+
+@on_virtual_time
+async def test_one_that_takes_more_than_anybody_knows_is_not_parked_and_run_again_for_ever() -> None:
+    scene = Scene({"a": 100}, kv_bytes_per_token=MIB, answer_tokens=None, step_s=0.01, park_deadline_s=60.0)
+    async with scene.pool as pool:
+        guarded(scene, 150)  # which its KV cache passes with its 51st token; nothing is predicted
+        generation = pool.generate("a", tokens=[1] * 20, max_tokens=500)
+        text = await generation.text()
+        assert (generation.finish_reason, text) == (FinishReason.LENGTH, words(generation.generated_tokens))
+        assert generation.generated_tokens >= 30
+        assert 1 < generation.parks < 20

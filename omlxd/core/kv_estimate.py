@@ -101,6 +101,9 @@ class Backend:
         )
 
 
+COPYING_PERCENT: Final = 90
+"""Of a layer's activations, what is there at the same time as the whole copy of its cache: decides in small chunks."""
+
 BACKENDS: Final = {
     "cpu": Backend(),
     "metal": Backend(frozenset({64, 80, 96, 128}), masked=True, scans=True),
@@ -139,10 +142,13 @@ def _layer_transient_bytes(shape: ModelShape, layer: Layer, chunk: int, context:
     token_bytes = layer.work_bytes + (0 if backend.scans else layer.scan_bytes)
     copied = layer.whole_bytes == 0 or not _is_whole(context, chunk)
     block = min(chunk, STEP_TOKENS)
-    return (
+    passing = (
         layer.fixed_bytes
         + chunk * (attended * pair_bytes + token_bytes)
         + block * (block * layer.square_bytes + layer.block_bytes)
         + attended * layer.context_bytes
-        + (_held_tokens(layer, context, chunk) * layer.copy_bytes if copied else 0)
     )
+    if not copied or not layer.copy_bytes:
+        return passing
+    held = _held_tokens(layer, context, chunk)
+    return max(passing + held * layer.copy_bytes, passing * COPYING_PERCENT // 100 + held * layer.token_bytes)

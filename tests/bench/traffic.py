@@ -90,17 +90,27 @@ class Request:
 def drive(
     daemon: RunningDaemon, models: Sequence[str], *, clients: int, requests: int, limits: Sequence[int]
 ) -> Outcome:
-    """Let `clients` send `requests` each, while somebody loads, unloads and sets one of the `limits` all the time."""
-    outcome, over = Outcome(), threading.Event()
+    """Let `clients` send `requests` each, while somebody loads, unloads and sets one of the `limits` all the time.
+
+    The longest prompt is always among them, and has been answered before the operator begins: else chance would have it
+    that nothing long ever gets through.
+    """
+    outcome, over, long_done = Outcome(), threading.Event(), threading.Event()
     began_s = time.perf_counter()
     asking = []
     for number in range(clients):
         random = Random(number)
         drawn = [Request.drawn(random, models) for _ in range(requests)]
-        if number == 0:  # whatever is drawn, the longest is among it
+        if number == 0:
             drawn[0] = Request(models[0], LONGEST_TOKENS, 8, stream=False, shares_system=False, vanish_after_s=None)
-        asking.append(threading.Thread(target=_ask_all, args=(daemon.api, drawn, random, outcome)))
-    operator = threading.Thread(target=_operate, args=(daemon, models, limits, Random(clients), over))
+        first_done = threading.Event() if number else long_done
+        asking.append(threading.Thread(target=_ask_all, args=(daemon.api, drawn, random, outcome, first_done)))
+
+    def operate() -> None:
+        long_done.wait()
+        _operate(daemon, models, limits, Random(clients), over)
+
+    operator = threading.Thread(target=operate)
     for thread in (*asking, operator):
         thread.start()
     for thread in asking:
@@ -111,9 +121,12 @@ def drive(
     return outcome
 
 
-def _ask_all(address: Address, drawn: Sequence[Request], random: Random, outcome: Outcome) -> None:
+def _ask_all(
+    address: Address, drawn: Sequence[Request], random: Random, outcome: Outcome, first_done: threading.Event
+) -> None:
     for request in drawn:
         end, words = _ask(address, request, random)
+        first_done.set()
         outcome.ends[end] += 1
         if end is End.FAILED:
             outcome.failures.append(words)

@@ -65,6 +65,13 @@ def test_quantised_weights_change_neither(family: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2", "gpt_oss"])
+def test_a_small_chunk_that_makes_the_caches_grow_is_predicted(family: str) -> None:
+    found = _measured(FAMILIES[family], "float32", ((64, 2112),))  # beyond 2048: each layer's cache is copied
+    _check(family, shape_of(FAMILIES[family], element_bytes=4), found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "mamba2"])
 def test_kv_of_a_long_context_is_predicted(family: str) -> None:
     (found,) = _measured(FAMILIES[family], "float32", ((184, 3000),))

@@ -16,6 +16,12 @@ settings.register_profile("omlxd", deadline=None)  # a busy machine is slow, not
 settings.load_profile("omlxd")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """At most four: each brings MLX and daemons of its own, and some tests hold memory to predictions."""
+    return min(4, os.cpu_count() or 1)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny_model(kind="llama", size_bytes=1_000_000, **make_tiny's other arguments)`: a shared folder, to read."""

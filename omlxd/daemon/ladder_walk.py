@@ -74,12 +74,13 @@ class LadderWalk:
         pool, begun_s = self._pool, self._clock()
         if not isinstance(action, DropCache):
             self._on_action(decision)
+        decision_id, after = pool.decisions.begin(), None
         try:
             async with asyncio.timeout(ACTION_TIMEOUT_S):
-                await self._act(action, decision, decision_id := pool.decisions.begin())
+                await self._act(action, decision, decision_id)
+            after = await pool.read_rest()
         except TimeoutError:
-            return None
-        after = await pool.read_rest()
+            pass  # what it has begun goes on; the record tells what was seen and asked for
         if isinstance(action, DropCache) and (after is None or after.cache_bytes >= before.cache_bytes):
             return after  # an idle engine keeps its cache until it has a step to take; nothing was done
         record = DecisionRecord(

@@ -433,3 +433,40 @@ def test_an_engine_that_never_loaded_anything_closes(loop: Loop) -> None:
     assert loop.rest().active_bytes < loop.weights_bytes // 2
     assert loop.engine.close(DEADLINE_S)
     assert loop.engine.stalled_s() == 0.0
+
+
+def test_the_stop_sequence_that_ended_a_request_is_told(loop: Loop) -> None:
+    loop.load()
+    loop.start("free", max_tokens=6)
+    assert loop.until(Finished, request="free").stop is None
+    text = "".join(event.text for event in loop.seen if isinstance(event, Generated) and event.request == "free")
+    word = text[3:5]
+    order = GenerationOrder("stopped", "m", (5, 6, 7), 6, stop=("\x01", word))
+    loop.apply(requests={"stopped": order})
+    ended = loop.until(Finished, request="stopped")
+    assert (ended.reason, ended.stop) == (FinishReason.STOP, word)
+    said = "".join(event.text for event in loop.seen if isinstance(event, Generated) and event.request == "stopped")
+    assert said == text[: text.find(word)]
+
+
+def test_each_token_comes_with_its_log_probability_when_that_was_asked_for(loop: Loop) -> None:
+    loop.load()
+    orders = [GenerationOrder(f"r{top}", "m", (5, 6, 7), 4, top_logprobs=top) for top in (None, 0, 2)]
+    loop.apply(requests={order.request: order for order in orders})
+    for _ in orders:
+        loop.until(Finished)
+    for order in orders:
+        events = [each for each in loop.seen if isinstance(each, Generated) and each.request == order.request]
+        told = [logprob for event in events for logprob in event.logprobs]
+        if order.top_logprobs is None:
+            assert told == []
+        else:
+            assert [each.token for each in told] == [token for event in events for token in event.token_ids]
+            assert {len(each.top) for each in told} == {order.top_logprobs}
+
+
+def test_steps_are_timed(loop: Loop) -> None:
+    loop.load()
+    loop.start("r")
+    loop.until(Finished)
+    assert sum(loop.engine.step_times().counts) >= 4

@@ -45,6 +45,7 @@ COMMANDS: Final = {
     "service": "service",
     "init": "manifest",
     "check": "manifest",
+    "doctor": "doctor",
     "demo": "demo",
 }
 """Each command and the module of `omlxd.cli` that has it: a function, or a group of commands, of the same name."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import json
 import os
 import sys
@@ -27,6 +28,8 @@ from omlxd.daemon.notify import take_service_manager
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until it is told to stop, and end the process; returns the exit status if it could not start."""
     options = _parser().parse_args(arguments)
+    with contextlib.suppress(OSError, ValueError):  # there is no stderr that it could write to
+        faulthandler.enable()  # a crash inside MLX, or a watchdog's SIGABRT, says where every thread was
     ready = _ReadyLine(options.ready_fd)
     try:
         _serve(options, ready)

@@ -48,6 +48,11 @@ class Home:
         return self.logs / "omlxd.jsonl"
 
     @property
+    def stacks(self) -> Path:
+        """Where SIGUSR1 writes what each thread does."""
+        return self.logs / "stacks.txt"
+
+    @property
     def daemon_err(self) -> Path:
         """What the detached process writes to stdout and stderr."""
         return self.logs / "daemon.err"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ from omlxd.daemon.api_key import KEY_VARIABLE, api_key_of
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.doors import front_door
-from omlxd.daemon.files import require_regular
+from omlxd.daemon.files import cannot_write, open_regular, require_regular
 from omlxd.daemon.front_door import TcpRules
 from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
@@ -111,7 +112,7 @@ async def serve(
         stop: ends the daemon from the same process.
         console: where events are shown beside the log file.
         keep_lock: hold the home until the process is gone, and not only until this returns.
-        handle_signals: SIGTERM, SIGINT and SIGHUP drain; a second one ends at once.
+        handle_signals: SIGTERM, SIGINT and SIGHUP drain; a second one ends at once. SIGUSR1 writes down the stacks.
 
     Raises:
         OmlxError: why it cannot start; nothing is left behind then.
@@ -129,6 +130,7 @@ async def serve(
         _emit_start(bus, config)
         if handle_signals:
             stack.enter_context(_signals(stop))
+            stack.enter_context(_stacks_on_request(config.home.stacks))
         daemon = await assemble(manifest, config.home, bus, stop, engine, Flags(config.max_memory, config.hard_limit))
         return await _run(daemon, config, on_ready, manager or ServiceManager())
 
@@ -239,6 +241,22 @@ def _signals(stop: StopOrder) -> Iterator[None]:
             loop.remove_signal_handler(number)
             # Between here and the end of the process a signal has nothing left to end.
             signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _stacks_on_request(path: Path) -> Iterator[None]:
+    """SIGUSR1 appends every thread's stack to the file, also when the event loop is what hangs."""
+    try:
+        file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+    except OSError as error:
+        raise cannot_write(error, path) from None
+    with file:
+        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its default would end the process
 
 
 def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventBus:

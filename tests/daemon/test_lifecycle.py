@@ -275,6 +275,19 @@ def spawned() -> Iterator[list[Process]]:
         process.popen.wait(TIMEOUT_S)
 
 
+def test_sigusr1_writes_down_every_thread_s_stack_and_the_daemon_goes_on(home: Path, spawned: list[Process]) -> None:
+    spawned.append(process := spawn(home))
+    stacks = home / "logs" / "stacks.txt"
+    assert stacks.stat().st_mode & 0o777 == 0o600
+    process.popen.send_signal(signal.SIGUSR1)
+    text = ""
+    while not ("lifecycle.py" in text and text.count("hread 0x") >= 2):  # the event loop's and the engine's
+        assert ask(process.socket, "GET", "/v1/control/status").status == 200
+        text = stacks.read_text()
+    process.popen.terminate()
+    assert process.wait() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_process_with_success_and_leaves_nothing(
     home: Path, spawned: list[Process], number: signal.Signals

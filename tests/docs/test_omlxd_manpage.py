@@ -92,7 +92,7 @@ def test_every_event_is_listed_in_order_and_no_other() -> None:
 
 def test_every_file_of_a_home_is_listed() -> None:
     home = Home(Path("/home"))
-    for path in (home.manifest, home.state, home.socket, home.lock, home.log, home.daemon_err):
+    for path in (home.manifest, home.state, home.socket, home.lock, home.log, home.stacks, home.daemon_err):
         assert f".It Pa {path.relative_to(home.root)}\n" in section("FILES")
 
 

@@ -281,7 +281,7 @@ def test_sigusr1_writes_down_every_thread_s_stack_and_the_daemon_goes_on(home: P
     assert stacks.stat().st_mode & 0o777 == 0o600
     process.popen.send_signal(signal.SIGUSR1)
     text = ""
-    while not ("lifecycle.py" in text and text.count("hread 0x") >= 2):  # the event loop's and the engine's
+    while not ("__main__.py" in text and text.count("hread 0x") >= 2):  # the event loop's and the engine's
         assert ask(process.socket, "GET", "/v1/control/status").status == 200
         text = stacks.read_text()
     process.popen.terminate()

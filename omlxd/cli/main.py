@@ -42,11 +42,13 @@ COMMANDS: Final = {
     "logs": "logs",
     "events": "events",
     "why": "why",
+    "service": "service",
     "init": "manifest",
     "check": "manifest",
+    "doctor": "doctor",
     "demo": "demo",
 }
-"""Each command and the module of `omlxd.cli` that has it, as a function of the same name."""
+"""Each command and the module of `omlxd.cli` that has it: a function, or a group of commands, of the same name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -75,6 +77,8 @@ def build(commands: Iterable[str] = COMMANDS) -> typer.Typer:
         module = import_module(f"omlxd.cli.{COMMANDS[name]}")
         if name == "ps":
             app.command("ps", help="The same as `status`.")(module.status)
+        elif isinstance(group := getattr(module, name), typer.Typer):
+            app.add_typer(group, name=name)
         else:
             # A negative size is a wrong size and not an unknown option.
             settings = {"ignore_unknown_options": True} if name == "limit" else None

@@ -12,7 +12,21 @@ from typing import Any, Final, Self, TextIO
 from omlxd.core.errors import ManifestInvalid, OmlxError
 
 _ASCII: Final = str.maketrans(
-    {"→": "->", "…": "...", "·": "-", "≤": "<=", "≥": ">=", "×": "x", "–": "-", "—": "-", "█": "#", "░": ".", "│": "|"}
+    {
+        "→": "->",
+        "…": "...",
+        "·": "-",
+        "≤": "<=",
+        "≥": ">=",
+        "×": "x",
+        "–": "-",
+        "—": "-",
+        "█": "#",
+        "░": ".",
+        "│": "|",
+        "✓": "+",
+        "✗": "x",
+    }
 )
 
 _LEVEL_COLOURS: Final = {"warning": "33", "error": "31", "debug": "2"}

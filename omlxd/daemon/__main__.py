@@ -1,7 +1,9 @@
 """The daemon's process: `python -m omlxd.daemon --home DIR --manifest FILE ...`; `omlxd start` starts it.
 
 Exit status: 0 after a drain, 1 when a second signal (or `stop --now`) cut it short or it could not start, and the
-error's own where it has one (2 a bad option, 78 a bad manifest, 130 interrupted before it had begun).
+error's own where it has one (2 a bad option, 78 a bad manifest, 130 interrupted before it had begun). With
+`--supervisor` an end that was asked for is always 0, and under launchd a bad manifest too: whatever else it ends with
+makes a supervisor start it again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, NoReturn
 from omlxd.core.errors import ManifestInvalid, OmlxError
 from omlxd.core.memory import Policy
 from omlxd.daemon.home import find_home
+from omlxd.daemon.notify import take_service_manager
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OmlxError as error:
         _tell(error)
         ready.write({"error": error.to_json()})
-        return error.exit_status
+        # systemd can tell this status from a crash (RestartPreventExitStatus); launchd knows success and failure only.
+        hopeless = options.supervisor == "launchd" and isinstance(error, ManifestInvalid)
+        return 0 if hopeless else error.exit_status
     except KeyboardInterrupt:
         return 130  # so early that there was nothing to drain
     finally:
@@ -48,16 +53,18 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
         policy=None if options.policy is None else Policy(options.policy),
     )
     console = sys.stderr if options.foreground else None
+    manager = take_service_manager(os.environ)
 
     async def run() -> NoReturn:
         ended = await serve(
             config,
             on_ready=lambda now: ready.write(now.to_json()),
+            manager=manager,
             console=console,
             handle_signals=True,
             keep_lock=True,
         )
-        _leave(1 if ended.cut_short else 0)
+        _leave(1 if ended.cut_short and options.supervisor is None else 0)
 
     asyncio.run(run())
 
@@ -118,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hard-limit", metavar="SIZE", help="what loads and prompts may never pass")
     parser.add_argument("--policy", choices=[policy.value for policy in Policy], help="how memory pressure is answered")
     parser.add_argument("--ready-fd", metavar="FD", type=int, help="where to write one JSON line when it is ready")
+    parser.add_argument("--supervisor", choices=["launchd", "systemd"], help="who starts it again when it fails")
     parser.add_argument("--foreground", action="store_true", help="show events on stderr too")
     return parser
 

@@ -83,6 +83,7 @@ class ProcessMemoryEnforcer:
         self._exhausted_at_bytes = 0
         self._overhead_bytes = 0
         self._last_error: str | None = None
+        self._looked_at_s = clock()
         self._limits = resolve_limits(max_bytes, hard_limit, self._machine())
 
     @property
@@ -134,6 +135,7 @@ class ProcessMemoryEnforcer:
         self._pool.on_engine_started = self._on_engine_started
         self._pool.on_wanted_block = self.relieve
         self._take(resolve_limits(self._max_bytes, self._hard_limit, self._machine()))
+        self._looked_at_s = self._clock()
         self._task = asyncio.create_task(self._watch(), name="omlxd-enforcer")
 
     async def stop(self) -> None:
@@ -174,6 +176,11 @@ class ProcessMemoryEnforcer:
             reason=self._reason,
         )
 
+    def overdue_s(self) -> float:
+        """Seconds since a look at memory should have ended; 0.0 while they come in time, or when it is stopped."""
+        due_s = self._looked_at_s + self._poll_interval_s
+        return max(0.0, self._clock() - due_s) if self.running else 0.0
+
     async def _watch(self) -> None:
         """R1: a tick per poll interval, and at once when woken; an exception in one is told, and the loop goes on."""
         while True:
@@ -183,6 +190,7 @@ class ProcessMemoryEnforcer:
                 self._last_error = None
             except Exception as error:
                 self._tell_error(error)
+            self._looked_at_s = self._clock()
             await self._pause()
 
     async def _pause(self) -> None:

@@ -31,15 +31,18 @@ from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
 from omlxd.daemon.stall_watch import StallWatch
 from omlxd.daemon.starting import Flags, assemble, load_first
 from omlxd.daemon.ttl import IdleTimer
+from omlxd.daemon.watchdog import Watchdog
 from omlxd.engine.protocol import Engine
 
 ENGINE_CLOSE_S = 10.0
 ENGINE_CLOSE_NOW_S = 2.0
+AFTER_DRAIN_S = 30.0  # what the end may take beyond the drain: the engine's, and the last writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ async def serve(
     *,
     engine: Engine | None = None,
     on_ready: Callable[[Ready], None] = lambda ready: None,
+    manager: ServiceManager | None = None,
     stop: StopOrder | None = None,
     console: TextIO | None = None,
     handle_signals: bool = False,
@@ -103,6 +107,7 @@ async def serve(
         config: home, manifest and the command line's word.
         engine: what runs models; by default MLX on a thread of its own.
         on_ready: called once, when both sockets answer.
+        manager: is told when it is ready and when it drains, and whose watchdog is fed.
         stop: ends the daemon from the same process.
         console: where events are shown beside the log file.
         keep_lock: hold the home until the process is gone, and not only until this returns.
@@ -125,20 +130,26 @@ async def serve(
         if handle_signals:
             stack.enter_context(_signals(stop))
         daemon = await assemble(manifest, config.home, bus, stop, engine, Flags(config.max_memory, config.hard_limit))
-        return await _run(daemon, config, on_ready)
+        return await _run(daemon, config, on_ready, manager or ServiceManager())
 
 
-async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready], None]) -> Ended:
+async def _run(
+    daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready], None], manager: ServiceManager
+) -> Ended:
     engine_gone, idle_timer = True, IdleTimer(daemon.pool)
     stall_watch = StallWatch(daemon.pool.engine, daemon.manifest.daemon.stall_timeout_s, daemon.bus.emit)
+    watchdog = Watchdog(manager, daemon.pool.engine, daemon.enforcer)
     try:
         async with _open_doors(daemon, config.home):
             daemon.enforcer.start()
             idle_timer.start()
             stall_watch.start()
+            watchdog.start()
+            manager.ready()
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, daemon.enforcer.limits.warnings))
             daemon.in_background(_become_ready(daemon))
             await daemon.stop.wanted.wait()
+            manager.stopping(within_s=daemon.manifest.daemon.drain_timeout_s + AFTER_DRAIN_S)
             await _drain(daemon)
             await daemon.end_background()
             # The pool ends before the server does: what still waits gets its one error over an open connection.
@@ -148,6 +159,7 @@ async def _run(daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready],
         await daemon.end_background()
         await idle_timer.stop()
         await stall_watch.stop()
+        await watchdog.stop()
         await daemon.enforcer.stop()
         await daemon.state_file.flush()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone

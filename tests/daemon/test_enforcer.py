@@ -56,6 +56,26 @@ async def test_r1_it_looks_once_per_poll_interval() -> None:
 
 
 @on_virtual_time
+async def test_a_look_that_does_not_end_is_overdue_and_one_that_fails_or_comes_in_time_is_not() -> None:
+    scene = Scene({"chat": 100})
+    async with scene.pool as pool:
+        enforcer = reference(scene, 1000)
+        assert enforcer.overdue_s() == 0.0
+        enforcer.start()
+        await asyncio.sleep(10.5)
+        assert enforcer.overdue_s() == 0.0
+        async with pool.lock:
+            scene.engine.leak_bytes = 2000 * MIB
+            await asyncio.sleep(20)
+            assert 18.0 <= enforcer.overdue_s() <= 20.0
+        await asyncio.sleep(2.5)
+        assert enforcer.overdue_s() == 0.0
+        await enforcer.stop()
+        await asyncio.sleep(60)
+        assert enforcer.overdue_s() == 0.0
+
+
+@on_virtual_time
 async def test_r1_an_exception_in_a_tick_is_told_once_and_the_loop_goes_on() -> None:
     scene = Scene({"a": 400, "b": 400})
     async with scene.pool as pool:

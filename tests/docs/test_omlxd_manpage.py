@@ -37,10 +37,12 @@ def entry(command: str) -> str:
 
 
 def _parameters() -> Iterator[tuple[str, str]]:
+    """Each option with its command; those of a group's actions are the group's, and each is told once."""
     for name, command in {"": ROOT, **ROOT.commands}.items():
-        for parameter in command.params:
-            for option in [option for option in parameter.opts if option.startswith("-")]:
-                yield name, option
+        actions = getattr(command, "commands", {}).values() if name else ()
+        parameters = [parameter for each in (command, *actions) for parameter in each.params]
+        options = (option for parameter in parameters for option in parameter.opts if option.startswith("-"))
+        yield from dict.fromkeys((name, option) for option in options)
 
 
 @pytest.mark.parametrize("command", ROOT.commands)
@@ -51,6 +53,12 @@ def test_every_command_has_an_entry(command: str) -> None:
 def test_no_command_is_described_that_does_not_exist() -> None:
     described = re.findall(r"^\.It Ic (\w+)", section("DESCRIPTION"), re.M)
     assert sorted(described) == sorted(ROOT.commands)
+
+
+def test_every_action_of_a_group_is_described_and_no_other() -> None:
+    for name, command in ROOT.commands.items():
+        if actions := getattr(command, "commands", {}):
+            assert re.findall(r"^\.It Cm (\w+)$", entry(name), re.M) == list(actions)
 
 
 @pytest.mark.parametrize(("command", "option"), list(_parameters()))

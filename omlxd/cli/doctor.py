@@ -1,0 +1,88 @@
+"""`omlxd doctor`: looks at everything that can be wrong, and says what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import typer
+
+from omlxd import __version__
+from omlxd.cli import output
+from omlxd.cli.client import Client
+from omlxd.cli.daemon import ManifestFile
+from omlxd.cli.holder import holder_of
+from omlxd.cli.invocation import home_of
+from omlxd.cli.options import Json
+from omlxd.cli.process import StartOptions
+from omlxd.cli.service_spec import host_of
+from omlxd.core.checkup import Finding, Health, judge_running, warning, well, wrong
+from omlxd.core.errors import OmlxError
+from omlxd.core.states import SCHEMA
+from omlxd.daemon.home import Home, find_home
+from omlxd.service.host import ServiceState
+from omlxd.service.install import read_service_file
+from omlxd.service.spec import service_name
+
+ANSWER_TIMEOUT_S: Final = 1.0
+_MARKS: Final = {Health.OK: ("✓", "32"), Health.WARNING: ("!", "33"), Health.WRONG: ("✗", "31")}
+
+
+def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = False) -> None:
+    """Check the installation, the manifest, the models, the home and the daemon; loads nothing."""
+    from omlxd.daemon.checkup import check_home, check_installation, check_manifest  # pydantic, psutil: only here
+
+    home = home_of(context)
+    installation, machine = check_installation()
+    of_manifest, settings = check_manifest(StartOptions(manifest=manifest).path(home), machine)
+    running = holder_of(home.lock) is not None
+    found = [*installation, *of_manifest, *check_home(home, settings, running=running), _daemon(home), _service(home)]
+    is_well = all(finding.health is not Health.WRONG for finding in found)
+    if json:
+        output.data_json({"schema": SCHEMA, "ok": is_well, "checks": [finding.to_json() for finding in found]})
+    else:
+        _draw(found)
+    if not is_well:
+        raise typer.Exit(1)
+
+
+def _daemon(home: Home) -> Finding:
+    """The lock and whoever holds it."""
+    holder = holder_of(home.lock)
+    if holder is None:
+        return well("daemon", "not running")
+    try:
+        status = Client(home.socket).get("/v1/control/status", timeout_s=ANSWER_TIMEOUT_S)
+        return judge_running(
+            str(status["version"]), __version__, str(status["state"]), str(status["enforcer"]["level"])
+        )
+    except OmlxError as error:
+        return wrong("daemon", f"pid {holder.pid} holds the lock, but {error.message}", error.hint or "`omlxd restart`")
+    except (KeyError, TypeError):
+        return wrong("daemon", "what answers at the socket is no omlxd", "`omlxd restart`")
+
+
+def _service(home: Home) -> Finding:
+    name = service_name(home.root, find_home(None, {}).root)
+    try:
+        host = host_of(system=False)
+        file = read_service_file(host.path(name))
+        if file.text is None:
+            return well("service", "not installed")
+        view = host.view(name)
+    except OmlxError as error:
+        return warning("service", error.message, error.hint or "`omlxd service status`")
+    if view.state is ServiceState.FAILED:
+        return wrong("service", f"{host.kind} says that it failed (status {view.last_exit})", "`omlxd service start`")
+    if not view.enabled:
+        return warning("service", "installed, and not started at login", "`omlxd service install`")
+    return well("service", f"{host.kind}: {view.state.value}{', its file was edited' if file.edited else ''}")
+
+
+def _draw(found: Sequence[Finding]) -> None:
+    width = max(len(finding.check) for finding in found)
+    for finding in found:
+        mark, colour = _MARKS[finding.health]
+        line = f"{output.painted(mark, colour, sys.stdout)} {finding.check:<{width}}  {finding.found}"
+        output.data(line if finding.remedy is None else f"{line}; {finding.remedy}")

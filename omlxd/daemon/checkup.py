@@ -1,0 +1,151 @@
+"""Looks at the installation, manifest, models and home for `omlxd doctor`; loads nothing and changes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from omlxd.core.checkup import (
+    Finding,
+    judge_clock,
+    judge_disk,
+    judge_limits,
+    judge_logs,
+    judge_promised,
+    judge_stale,
+    judge_version,
+    warning,
+    well,
+    wrong,
+)
+from omlxd.core.errors import ManifestInvalid, OmlxError
+from omlxd.core.limits import Machine
+from omlxd.core.manifest import DaemonSettings, Manifest
+from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
+from omlxd.daemon.machine import find_machine
+from omlxd.daemon.manifest_file import check_models, read_manifest
+from omlxd.engine.gauges import detect_backend
+from omlxd.engine.protocol import MIB
+
+BESIDE_THE_LOG_BYTES = 4 * MIB  # `daemon.err` and its predecessor, and the line that a rotation waits for
+
+
+def check_installation() -> tuple[list[Finding], Machine]:
+    """MLX's versions and backend, and the machine with what the device allows."""
+    found = [judge_version(package, _version(package)) for package in ("mlx", "mlx-lm")]
+    try:
+        backend = detect_backend()
+        cap = backend.device_cap()
+    except OmlxError as error:
+        return [*found, wrong("backend", error.message, error.hint or "install MLX")], find_machine()
+    except Exception as error:  # a driver that does not answer is a finding and no end of the examination
+        return [*found, wrong("backend", f"it does not answer ({error})", "look at the driver")], find_machine()
+    return [*found, well("backend", backend.name)], find_machine(cap)
+
+
+def check_manifest(path: Path, machine: Machine) -> tuple[list[Finding], DaemonSettings]:
+    """The manifest, the limits that follow from it, and each model's files; with its settings, or the defaults."""
+    try:
+        manifest = read_manifest(path)
+        limits = manifest.daemon.memory_limits(machine)
+    except ManifestInvalid as error:
+        problems = "; ".join(error.problems)
+        finding = wrong(
+            "manifest", f"{error.message}{f': {problems}' if problems else ''}", error.hint or "`omlxd check`"
+        )
+        return [finding], DaemonSettings()
+    except OmlxError as error:
+        return [wrong("manifest", error.message, error.hint or "`omlxd check`")], DaemonSettings()
+    found = [well("manifest", manifest.path), judge_limits(limits, machine)]
+    return [*found, *_models(manifest, limits.soft_bytes)], manifest.daemon
+
+
+def check_home(home: Home, settings: DaemonSettings, *, running: bool) -> list[Finding]:
+    """The directory, the socket's place, the disk, the logs, what was left over, and the clock."""
+    if not home.root.exists():
+        return [warning("home", f"`{home.root}` does not exist yet", "`omlxd init`"), judge_clock(time.time(), 0.0)]
+    most_bytes = settings.log_max_size_bytes * (settings.log_backups + 1) + BESIDE_THE_LOG_BYTES
+    stale = [] if running else [home.state.with_name(f"{home.state.name}.new")]
+    stale += [home.state.with_name(f"{home.state.name}.damaged")]
+    checks: Sequence[Callable[[], Finding]] = (
+        lambda: _home(home.root),
+        lambda: _socket(home.socket, running),
+        lambda: judge_disk(shutil.disk_usage(home.root).free),
+        lambda: judge_logs(sum(_sizes(home.logs)), most_bytes),
+        lambda: judge_stale([path.name for path in stale if path.exists()]),
+        lambda: judge_clock(time.time(), home.log.stat().st_mtime if home.log.exists() else 0.0),
+    )
+    found = []
+    for check in checks:
+        try:
+            found.append(check())
+        except OSError as error:
+            found.append(wrong("home", f"`{error.filename}`: {error.strerror}", "look at its owner and mode"))
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _models(manifest: Manifest, soft_bytes: int) -> Iterator[Finding]:
+    reports = check_models(manifest, soft_bytes)
+    pinned_bytes = preloaded_bytes = 0
+    for report in reports:
+        settings = manifest.models[report.name]
+        for problem in report.problems:
+            what, _, remedy = problem.partition("; ")
+            yield wrong("model", f"`{report.name}`: {what}", remedy or "`omlxd check`")
+        if settings.pin:
+            pinned_bytes += report.weights_bytes or 0
+        elif settings.preload:
+            preloaded_bytes += report.weights_bytes or 0
+    if not reports:
+        yield warning("model", "the manifest has none", "add a `[models.NAME]` table")
+    elif not any(report.problems for report in reports):
+        yield well("model", f"{len(reports)} can be loaded")
+    yield judge_promised(pinned_bytes, preloaded_bytes, soft_bytes)
+
+
+def _home(root: Path) -> Finding:
+    seen = root.stat()
+    if seen.st_uid != os.geteuid():
+        return wrong("home", f"`{root}` belongs to another user", "name another with `--home` or `OMLXD_HOME`")
+    if not stat.S_ISDIR(seen.st_mode) or not os.access(root, os.W_OK | os.X_OK):
+        return wrong("home", f"`{root}` is no directory that can be written to", f"`chmod 700 '{root}'`")
+    if seen.st_mode & 0o077:
+        return wrong("home", f"others can look into `{root}`", f"`chmod 700 '{root}'`")
+    return well("home", str(root))
+
+
+def _socket(path: Path, running: bool) -> Finding:
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH_BYTES:
+        return wrong(
+            "socket", f"its path has {length} bytes, and the system takes {MAX_SOCKET_PATH_BYTES}", "a shorter home"
+        )
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if running:
+            return wrong("socket", "it was removed under the daemon", "`omlxd restart`")
+        return well("socket", "none, as nothing runs")
+    if not stat.S_ISSOCK(mode):
+        return wrong("socket", f"`{path}` is in the way: it is no socket", "move it away")
+    if mode & 0o077:
+        return wrong("socket", "others may open it", f"`chmod 600 '{path}'`")
+    return well("socket", "private" if running else "left by a daemon that was killed; the next one replaces it")
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    if folder.exists():
+        for path in folder.iterdir():
+            yield path.lstat().st_size

@@ -1,0 +1,23 @@
+"""The plist and the unit in `examples/` are what `omlxd service install` writes; UPDATE_GOLDEN=1 writes them anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from omlxd.service.launchd import plist_text
+from omlxd.service.systemd import unit_text
+from tests.service.specs import PLAIN
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("org.omlxd.plist", plist_text(PLAIN)), ("omlxd.service", unit_text(PLAIN, 252))]
+)
+def test_the_example_is_what_would_be_written(name: str, text: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        (EXAMPLES / name).write_text(text, encoding="utf-8")
+    assert (EXAMPLES / name).read_text(encoding="utf-8") == text

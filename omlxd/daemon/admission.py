@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from omlxd.core.admission import Admission, AdmissionKind, Ask, decide_request, never_fits
 from omlxd.core.events import Event, EventName
+from omlxd.core.graceful import PARKED_ENOUGH
 from omlxd.core.memory import MemoryReading
 from omlxd.core.states import EntryState
 from omlxd.daemon.entry import EnginePoolEntry
@@ -187,7 +188,9 @@ class Door:
                 continue
             if _is_behind_parked(ticket.entry, ticket.generation):
                 continue
-            answer, reading = await self._evict_for(ticket, reading, first=not passed)
+            answer = _comes_alone(ticket.generation, pool.ledger.running())
+            if answer is None:
+                answer, reading = await self._evict_for(ticket, reading, first=not passed)
             if ticket.result.done() or not ticket.entry.takes(ticket.generation.id):
                 continue  # the next look finds it
             if not self._bound(ticket.generation):
@@ -248,6 +251,15 @@ class Door:
             ticket.stuck_since_s = now_s
         elif now_s - ticket.stuck_since_s >= self._wait_s:
             ticket.result.set_exception(no_room(ticket.entry.name, answer, now_s - ticket.stuck_since_s))
+
+
+def _comes_alone(generation: Generation, running: frozenset[str]) -> Admission | None:
+    """Who was parked so often takes more than was predicted: it comes back when nobody else runs, and is not the one
+    to be parked again then."""
+    if generation.parks < PARKED_ENOUGH or not running:
+        return None
+    why = f"it was parked {generation.parks} times and comes back when nobody else runs"
+    return Admission(AdmissionKind.WAIT, why, blockers=tuple(sorted(running)))
 
 
 def _is_behind_parked(entry: EnginePoolEntry, generation: Generation) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from omlxd.core.errors import Busy, LoadCancelled, PrefillMemoryExceeded, RequestAborted, ShuttingDown
 from omlxd.core.events import EventName
+from omlxd.core.graceful import PARKED_ENOUGH
 from omlxd.core.memory import Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason, RequestState
@@ -529,3 +530,23 @@ async def test_one_that_takes_more_than_anybody_knows_is_not_parked_and_run_agai
         assert (generation.finish_reason, text) == (FinishReason.LENGTH, words(generation.generated_tokens))
         assert generation.generated_tokens >= 30
         assert 1 < generation.parks < 20
+
+
+@on_virtual_time
+async def test_one_that_was_parked_too_often_comes_back_when_nobody_else_runs() -> None:
+    scene = scene_of({"a": 100, "b": 100})
+    async with scene.pool as pool:
+        guarded(scene)
+        other = start(pool, "b", 300, max_tokens=400)
+        often = start(pool, "a", 300, max_tokens=200)
+        for _ in range(PARKED_ENOUGH):
+            had = often.generated_tokens
+            await until(lambda had=had: often.generated_tokens > had)
+            await parked(pool, often)
+        await turns()
+        assert not other.ended
+        assert await often.text() == words(200)
+        assert other.ended
+        waits = [event.fields for event in scene.named(EventName.REQUEST_WAITING) if event.request == often.id]
+        assert "comes back when nobody else runs" in waits[-1]["reason"]
+        assert waits[-1]["blockers"] == ["b"]

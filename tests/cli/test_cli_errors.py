@@ -159,7 +159,7 @@ def test_a_reader_that_leaves_is_no_error(
     home: Path, fake: FakeDaemon, environment: dict[str, str], arguments: str
 ) -> None:
     (home / "logs").mkdir()
-    (home / "logs" / "omlxd.jsonl").write_text("one line\n" * 50_000)
+    (home / "logs" / "omlxd.jsonl").write_text('{"ts": 1.0, "level": "info", "event": "cache_dropped"}\n' * 50_000)
     command = f"{sys.executable} -m omlxd {arguments} | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("0\n", "")

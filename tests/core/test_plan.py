@@ -41,7 +41,7 @@ def test_what_fits_says_what_is_left_and_which_limit_is_nearest() -> None:
     assert (verdict.fits, verdict.binding, verdict.hard, verdict.limit_bytes) == (True, "max_memory", False, 200 * MIB)
     assert verdict.need.kv_bytes == MIB
     assert verdict.short_bytes == verdict.need.stays_bytes - 200 * MIB
-    assert "fits: 98.8 MiB are left below the soft limit 200 MiB (max_memory)" in verdict.why
+    assert "fits: 98.5 MiB are left below the soft limit 200 MiB (max_memory)" in verdict.why
 
 
 def test_the_chunk_shrinks_before_anything_is_refused() -> None:

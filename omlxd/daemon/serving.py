@@ -213,7 +213,8 @@ class Serving:
             end = error
         if not generation.generated:
             raise end
-        generation.cut_short = Cut(end.message)
+        so_far = "" if isinstance(end, Busy) else "going on takes its text so far as part of the prompt, and "
+        generation.cut_short = Cut(so_far + end.message)
         return None
 
     async def _end_early(self, request: Request, cut: Cut) -> None:

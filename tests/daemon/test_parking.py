@@ -201,6 +201,7 @@ async def test_one_that_can_never_go_on_ends_well_with_the_text_it_has() -> None
         assert await generation.text() == words(had)
         assert generation.finish_reason is FinishReason.LENGTH
         (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert event.fields["reason"].startswith("going on takes its text so far as part of the prompt, and a prompt")
         assert "more than" in event.fields["reason"]
 
 

@@ -162,8 +162,8 @@ def _request_waiting(record: Record) -> str:
 
 def _request_parked(record: Record) -> str:
     so_far = amount(record.get("generated_tokens"), "token")
-    freed = f"; {bytes_of(record, 'freed_bytes')} freed" if "freed_bytes" in record else ""
-    return f"{_request(record)} was parked after {so_far}{_by(record)}{freed}{_because(record)}"
+    gave_up = f"; it gave up {bytes_of(record, 'promised_bytes')} reserved for it" if "promised_bytes" in record else ""
+    return f"{_request(record)} was parked after {so_far}{_by(record)}{gave_up}{_because(record)}"
 
 
 def _request_resumed(record: Record) -> str:

@@ -151,7 +151,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model (or one of its requests) that was considered, whether it was chosen, and why or why not."""
+    """A model (or one of its requests, and what parking it frees) that was considered, and why it was chosen or not."""
 
     model: str
     chosen: bool
@@ -159,3 +159,4 @@ class Candidate:
     weights_bytes: int
     last_used_s: float
     request: str | None = None
+    frees_bytes: int | None = None

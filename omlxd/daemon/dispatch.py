@@ -295,7 +295,7 @@ class Dispatch:
         if self._pool.link.wanted.requests.pop(request, None) is not None:
             self._pool.link.changed()
         generation = attempt.generation
-        freed_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0)
+        promised_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0)
         attempt.entry.in_engine.discard(generation.id)
         self._pool.door.release(attempt.entry, generation.id)
         if leaving is Leaving.CUT_SHORT:
@@ -303,7 +303,7 @@ class Dispatch:
             self.log.cost(generation, attempt.cut.decision)
         elif leaving is Leaving.PARKED and not generation.ended:
             generation.park()
-            self.log.parked(generation, freed_bytes, attempt.cut)
+            self.log.parked(generation, promised_bytes, attempt.cut)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()

@@ -85,7 +85,7 @@ QUESTIONS = {
     "models": [("tiny-a",), ("a", "-n", "2"), ("tiny-b",), ("tiny-c",), ("broken",), ("quiet",)],
     "earlier": [("tiny-b", "--run", "1"), ("tiny-c", "--run", "1"), ("tiny-a", "--run", "0")],
     "requests": [("r1",), ("r2",), ("r3",), ("chatcmpl-r4",), ("r1", "--run", "1")],
-    "unknown": [("tinya",), ("r99",), ("d99",), ("r3", "--run", "0"), ("d1", "--run", "7")],
+    "unknown": [("tinya",), ("r99",), ("d99",), ("r3", "--run", "0"), ("d1", "--run", "7"), ("7",)],
 }
 
 
@@ -181,6 +181,22 @@ def test_it_wraps_to_the_width_that_it_has_and_keeps_numbers_with_their_units(
 def test_in_a_c_locale_it_is_ascii(omlxd: Omlxd, home: Path) -> None:
     write(home, *LINES)
     assert omlxd("why", "d2", LC_ALL="C").stdout.isascii()
+
+
+def test_what_was_weighed_shows_what_a_request_would_free_and_what_a_model_holds() -> None:
+    weighed = [
+        {"model": "a", "chosen": True, "why": "newest", "weights_bytes": 2**30, "request": "r2", "frees_bytes": 2**20},
+        {"model": "b", "chosen": False, "why": "busy", "weights_bytes": 2**30, "request": None, "frees_bytes": None},
+    ]
+    parts = {part.label: part.lines for part in explanation({"candidates": weighed}, (None, None), NOW)}
+    assert parts["weighed"] == ("→ r2 of `a`  1.00 MiB  chosen: newest", "  `b`        1.00 GiB  left alone: busy")
+
+
+def test_a_need_that_came_when_the_limit_was_passed_is_told_apart_from_what_had_to_be_freed() -> None:
+    decision = {"for_model": "c", "need_bytes": 6 * 2**20, "short_bytes": 8 * 2**20}
+    parts = {part.label: part.lines for part in explanation(decision, (None, None), NOW)}
+    passed = "8.00 MiB had to be freed for it, since 2.00 MiB were already over the limit"
+    assert f"`c` needed 6.00 MiB; {passed}" in parts["seen"]
 
 
 # Whatever a log holds

@@ -70,7 +70,7 @@ async def test_a_parked_request_frees_its_memory_and_its_caller_sees_a_pause_onl
         (order,) = orders(scene, "r1.2")
         assert order.generated == tuple(range(had))
         (event,) = scene.named(EventName.REQUEST_PARKED)
-        assert event.fields["freed_bytes"] == promised_bytes - 100 * MIB
+        assert event.fields["promised_bytes"] == promised_bytes - 100 * MIB
         assert (event.fields["generated_tokens"], event.fields["parks"]) == (had, 1)
         assert event.fields["reason"] == "a test asks for it"
         (back,) = scene.named(EventName.REQUEST_RESUMED)

@@ -140,7 +140,7 @@ class Limits:
     def below(self, others: Limits) -> bool:
         """Whether either limit is lower than it was among `others`; none at all is higher than any."""
         return any(
-            0 < mine and (mine < theirs or theirs <= 0)
+            mine > 0 and (mine < theirs or theirs <= 0)
             for mine, theirs in ((self.soft_bytes, others.soft_bytes), (self.hard_bytes, others.hard_bytes))
         )
 

@@ -586,6 +586,7 @@ async def test_a_limit_that_stays_too_low_ends_it_with_its_text_at_the_park_dead
         enforcer.max_bytes = 101 * MIB
         parked_at_s = pool.clock()
         text = await generation.text()
-        assert text == words(generation.generated_tokens) and 20 < generation.generated_tokens < 200
+        assert text == words(generation.generated_tokens)
+        assert 20 < generation.generated_tokens < 200
         assert generation.finish_reason is FinishReason.LENGTH
         assert pool.clock() - parked_at_s == pytest.approx(300, abs=2)

@@ -190,6 +190,9 @@ class Serving:
     async def _back_from_parking(self, request: Request, parked_at_s: float) -> GenerationOrder | None:
         """The same for a parked request: it is in no hurry, and what can never go on ends with the text it has.
 
+        What outgrew the limits ends at once. What does not fit because they were lowered under it waits for better
+        ones, as long as a parked request may wait.
+
         Raises:
             Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
         """
@@ -206,6 +209,13 @@ class Serving:
                     if by_user or isinstance(error, ShuttingDown):
                         raise
                     await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others, or to make way for them
+                    return None
+                except (DoesNotFit, PrefillMemoryExceeded):
+                    limits = pool.limits
+                    if generation.ran_under is None or not limits.below(generation.ran_under):
+                        raise  # it has outgrown them
+                    while pool.limits == limits:
+                        await pool.change.wait()
                     return None
         except TimeoutError:
             end: OmlxError = parked_too_long(generation.model, self._park_deadline_s)

@@ -143,8 +143,13 @@ def _request_finished(record: Record) -> str:
     first = f", the first after {seconds_of(record, 'first_token_s')}" if record.get("first_token_s") else ""
     speed = record.get("tokens_per_s")
     rate = f", {speed:.3g} tokens/s" if isinstance(speed, float) else ""
+    numbers = f"{tokens}{first}{rate}"
+    if was_cut(record):
+        reason = reason_of(record)
+        because = f", because {reason}" if reason else ""
+        return f"{_request(record)} ended early with the text it had ({numbers}){_by(record)}{because}"
     how = f" ({one_line(why)})" if why else ""
-    return f"{_request(record)} ended well{how}: {tokens}{first}{rate}{_by(record)}{_because(record)}"
+    return f"{_request(record)} ended well{how}: {numbers}"
 
 
 def _request_aborted(record: Record) -> str:
@@ -162,8 +167,8 @@ def _request_waiting(record: Record) -> str:
 
 def _request_parked(record: Record) -> str:
     so_far = amount(record.get("generated_tokens"), "token")
-    freed = f"; {bytes_of(record, 'freed_bytes')} freed" if "freed_bytes" in record else ""
-    return f"{_request(record)} was parked after {so_far}{_by(record)}{freed}{_because(record)}"
+    gave_up = f"; it gave up {bytes_of(record, 'promised_bytes')} reserved for it" if "promised_bytes" in record else ""
+    return f"{_request(record)} was parked after {so_far}{_by(record)}{gave_up}{_because(record)}"
 
 
 def _request_resumed(record: Record) -> str:
@@ -227,6 +232,11 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.LOG_ERROR: _log_error,
 }
 """All but `decision`, which `sentences` has."""
+
+
+def was_cut(record: Record) -> bool:
+    """Whether a request that finished was kept from going on: only then does its end have a reason or a decision."""
+    return bool(record.get("reason") or record.get("decision"))
 
 
 def reason_of(record: Record) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from omlxd.cli.sentences import deed
 from omlxd.cli.stories import Record, considered
 from omlxd.cli.values import ago, amount, duration, moment, named, number, one_line, size
+from omlxd.core.room import missing_text
 
 _TRIGGERS: Final = {
     "limit": "to get below the soft limit",
@@ -84,8 +85,8 @@ def _seen(decision: Record) -> tuple[str, ...]:
     found = [f"{gauge} {size(decision.get('before_bytes'))}, {_limits(decision)}"]
     if (need := number(decision.get("need_bytes"))) is not None:
         short = number(decision.get("short_bytes"))
-        missing = f", of which {size(short)} were missing" if short is not None and short > 0 else ""
-        found.append(f"{named(decision.get('for_model'))} needed {size(need)}{missing}")
+        needed = missing_text(int(need), int(short), "were") if short is not None and short > 0 else size(need)
+        found.append(f"{named(decision.get('for_model'))} needed {needed}")
     seen = decision.get("seen")
     if isinstance(seen, Mapping):
         found.append(_beside(seen))
@@ -120,14 +121,15 @@ def _weighed(decision: Record) -> tuple[str, ...]:
     for candidate in considered(decision):
         request = one_line(candidate.get("request"))
         name = f"{request} of {named(candidate.get('model'))}" if request else named(candidate.get("model"))
-        held = number(candidate.get("weights_bytes"))
+        held = number(candidate.get("frees_bytes" if request else "weights_bytes"))
         chosen = candidate.get("chosen") is True
         verdict = f"{'chosen' if chosen else 'left alone'}: {one_line(candidate.get('why')) or 'no reason given'}"
         rows.append(("→" if chosen else " ", name, size(held) if held else "", verdict))
     if not rows:
         return ()
     wide, wider = max(len(row[1]) for row in rows), max(len(row[2]) for row in rows)
-    return tuple(f"{mark} {name:<{wide}}  {held:>{wider}}  {verdict}" for mark, name, held, verdict in rows)
+    lines = (f"{mark} {name:<{wide}}  {held:>{wider}}" for mark, name, held, _ in rows)
+    return tuple(f"{line.rstrip() if not wider else line}  {row[3]}" for line, row in zip(lines, rows, strict=True))
 
 
 def _did(decision: Record) -> tuple[str, ...]:

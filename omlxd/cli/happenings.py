@@ -6,7 +6,7 @@ import time
 
 from omlxd.cli.explain import decision_id, deed_and_purpose
 from omlxd.cli.sentences import event_sentence
-from omlxd.cli.stories import Record, Story, considered
+from omlxd.cli.stories import Record, Run, Story, considered
 from omlxd.cli.values import clock, named, number, one_line
 from omlxd.core.events import EventName
 
@@ -24,7 +24,9 @@ def happenings(name: str, story: Story, most: int, arrived: float | None) -> lis
     lines: list[tuple[float | None, str]] = []
     if arrived is not None and len(told) < most:
         lines.append((arrived, f"{name} came"))
-    lines += [(number(record.get("ts")), _sentence(record)) for _, record in told]
+    told.reverse()  # in order now, and a cause before what it caused at the same instant
+    causes_first = sorted(told, key=lambda pair: pair[1].get("event") != EventName.DECISION)
+    lines += [(_told_at(run, record, story), _sentence(record)) for run, record in causes_first]
     if story.last_request is not None:
         lines.append((number(story.last_request.get("ts")), _sentence(story.last_request)))
     lines += [(number(decision.get("ts")), _left_alone(name, decision)) for decision in story.passed_over]
@@ -42,6 +44,19 @@ def when(at: float | None, now: float) -> str:
         return clock(at) if day == time.strftime("%Y-%m-%d ", time.localtime(now)) else day + clock(at)
     except (OverflowError, ValueError, OSError):
         return clock(at)
+
+
+def _told_at(run: Run, record: Record, story: Story) -> float | None:
+    """When it happened; a decision, which is logged once it has been carried out, comes before what it caused."""
+    at = number(record.get("ts"))
+    if record.get("event") != EventName.DECISION or at is None or not record.get("decision"):
+        return at
+    caused = [each for its, each in story.events if its is run and each.get("decision") == record.get("decision")]
+    if story.last_request is not None and story.last_request.get("decision") == record.get("decision"):
+        caused.append(story.last_request)
+    started = number((run.started or {}).get("ts")) or 0.0  # ids begin anew with each run
+    times = [begun for each in caused if (begun := number(each.get("ts"))) is not None and begun >= started]
+    return min(times, default=at)
 
 
 def _sentence(record: Record) -> str:

@@ -33,4 +33,6 @@ def unknown_model(name: str, known: Iterable[str]) -> UnknownModel:
     """Neither the manifest nor the log has such a model; the hint is the nearest name."""
     near = nearest(name, known)
     hint = f"did you mean `{near}`?" if near else "`omlxd models` lists the models"
+    if name.isdecimal():
+        hint = f"did you mean the request `r{name}` or the decision `d{name}`?"
     return UnknownModel(f"neither the manifest nor the log has a model `{shown(name)}`", hint=hint)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from omlxd.cli.event_sentences import reason_of
+from omlxd.cli.event_sentences import reason_of, was_cut
 from omlxd.cli.explain import decision_id, purpose
 from omlxd.cli.stories import ENDS, Record, Run, Story, arrival, is_among
 from omlxd.cli.values import ago, amount, duration, moment, named, number, one_line
@@ -178,6 +178,9 @@ def _fate(last: Record, verbs: Mapping[str, str], now: float) -> str:
     because = f": {reason}" if reason else ""
     by = f" by {one_line(last.get('decision'))}" if last.get("decision") else ""
     because = "" if by else because  # the decision gives its reason
+    if name == EventName.REQUEST_FINISHED and was_cut(last):
+        why = f", because {reason}" if reason and not by else ""
+        return f"ended early {at}{by}{age}, with the text it had ({tokens}){why}"
     if name == EventName.REQUEST_FINISHED:
         return f"ended well {at}{age}, with {tokens} ({one_line(last.get('finish_reason')) or '?'})"
     if name == EventName.REQUEST_ABORTED:

@@ -67,7 +67,7 @@ def logs(
         if log.damaged:
             output.note(f"left out {log.damaged} damaged {'line' if log.damaged == 1 else 'lines'}")
     if not shown and count != 0:
-        output.note("nothing in the log matches" if wanted != Filter() else "the log is empty")
+        output.note(f"nothing in the log matches{_next_step(wanted)}" if wanted != Filter() else "the log is empty")
 
 
 def show(line: Line, *, as_it_is: bool) -> None:
@@ -77,6 +77,17 @@ def show(line: Line, *, as_it_is: bool) -> None:
     else:
         output.data(output.painted_by_level(event_line(line.record), line.record.get("level"), sys.stdout))
     sys.stdout.flush()
+
+
+def _next_step(wanted: Filter) -> str:
+    """The id that was probably meant, or where ids are shown; empty when none was asked for."""
+    if wanted.request is not None and wanted.request.isdecimal():
+        return f"; did you mean `--request r{wanted.request}`?"
+    if wanted.decision is not None and wanted.decision.isdecimal():
+        return f"; did you mean `--decision d{wanted.decision}`?"
+    if wanted.request is not None:
+        return "; `omlxd logs --event request_started` shows the last requests"
+    return "" if wanted.decision is None else "; `omlxd why -n 10` shows the last decisions"
 
 
 def _log(home: Home, *, must_exist: bool) -> Log:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH_ON_A_PIPE: Final = 200  # nothing is cut off for whoever reads it
 NOTHING: Final = "-"
+WORTH_TELLING_BYTES: Final = 16 * 1024 * 1024  # less that belongs to nobody is what any process has
 STALLED_S: Final = 5.0  # a step takes up to a second on a slow machine, an import three
 _STATE_STYLES: Final = {
     "loaded": "green",
@@ -69,6 +70,7 @@ def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
     parts.append(Text())
     if status["models"]:
         parts.append(models_table(status["models"]))
+        parts += _prefix_caches(status["models"])
         parts += [
             Text(one_line(f"{model['name']}: {model['error']}"), style="red")
             for model in status["models"]
@@ -100,6 +102,16 @@ def models_table(models: Iterable[Mapping[str, Any]]) -> Table:
             _flags(model),
         )
     return table
+
+
+def _prefix_caches(models: Iterable[Mapping[str, Any]]) -> list[RenderableType]:
+    """What each model keeps of ended requests for later ones; a line of its own, since the table has no room for it."""
+    kept = [
+        f"{one_line(model['name'])} {format_bytes(held_bytes)}"
+        for model in models
+        if (held_bytes := model.get("prefix_cache_bytes"))
+    ]
+    return [Text(f"prefix caches: {', '.join(kept)}")] if kept else []
 
 
 def manifest_table(models: Iterable[Mapping[str, Any]]) -> Table:
@@ -233,7 +245,16 @@ def memory_lines(status: Mapping[str, Any], width: int) -> RenderableType:
         if len(first) + len(extra) <= width:
             first.append(extra)
     api = [Text(f"api     http://{status['api']}")] if status.get("api") else []
-    return Group(first, second, *api)
+    return Group(first, second, _owned(memory), *api)
+
+
+def _owned(memory: Mapping[str, Any]) -> Text:
+    """What the process uses, what models and requests have been promised, and what is used and belongs to nobody."""
+    words = f"used    {format_bytes(memory['used'])} · committed {format_bytes(memory['committed'])}"
+    unaccounted, soft = memory["unaccounted"], memory["soft_limit"]
+    if unaccounted >= WORTH_TELLING_BYTES or unaccounted * 100 > soft > 0:
+        words += f" · unaccounted {format_bytes(unaccounted)}"
+    return Text(_plain(words))
 
 
 def _compared(status: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 
 from omlxd.core.costs import KvCosts
 from omlxd.core.ledger import Difference, Ledger, reserved_tokens
-from omlxd.core.room import candidates_of, shortest_prefix
+from omlxd.core.room import candidates_of, missing_text, shortest_prefix
 from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
@@ -244,8 +244,11 @@ def _give_way(
     idle = [each for each in loaded if not each.pinned and (not each.busy or each.name in yielding)]
     victims = shortest_prefix(idle, shortage.short_bytes)
     need_bytes = _need(difference, shortage)
-    why = f"{need} needs {format_bytes(need_bytes)}, {format_bytes(shortage.short_bytes)} more than {shortage.limit}"
-    why += " leaves"
+    if shortage.short_bytes > need_bytes:
+        why = f"{need} needs {missing_text(need_bytes, shortage.short_bytes, limit=shortage.limit)}"
+    else:
+        why = f"{need} needs {format_bytes(need_bytes)}, {format_bytes(shortage.short_bytes)} more than"
+        why += f" {shortage.limit} leaves"
     if victims:
         names = ", ".join(f"`{each.name}`" for each in victims)
         kind, why = AdmissionKind.EVICT, f"{why}; {names} {'is' if len(victims) == 1 else 'are'} idle"

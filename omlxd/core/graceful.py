@@ -238,7 +238,15 @@ def _request_candidates(
     if oldest is not victim:
         shown.append(oldest)
     return tuple(
-        Candidate(stay.entry.name, stay is victim, why(stay), stay.entry.weights_bytes, stay.entry.last_used_s, stay.id)
+        Candidate(
+            stay.entry.name,
+            stay is victim,
+            why(stay),
+            stay.entry.weights_bytes,
+            stay.entry.last_used_s,
+            request=stay.id,
+            frees_bytes=stay.frees_bytes,
+        )
         for stay in shown
     )
 

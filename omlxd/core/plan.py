@@ -130,9 +130,19 @@ class Verdict:
         if not self.limit_bytes:
             return f"{need}; no limit is enforced"
         limit = f"the {'hard' if self.hard else 'soft'} limit {format_bytes(self.limit_bytes)} ({self.binding})"
-        if self.fits:
-            return f"{need} and fits: {format_bytes(-self.short_bytes)} are left below {limit}"
-        return f"{need}, {format_bytes(self.short_bytes)} more than {limit} leaves"
+        if not self.fits:
+            return f"{need}, {format_bytes(self.short_bytes)} more than {limit} leaves"
+        fit = "fits" if len(self.names) == 1 else "fit"
+        return f"{need} and {fit}: {format_bytes(-self.short_bytes)} are left below {limit}{self._passing_text}"
+
+    @property
+    def _passing_text(self) -> str:
+        """That a step needs more than what stays: the hard limit has to leave that, the soft one does not."""
+        if not (passing_bytes := self.need.transient_bytes):
+            return ""
+        if self.hard:
+            return f"; {format_bytes(passing_bytes)} of it are held by a step in passing"
+        return f"; a step holds up to {format_bytes(passing_bytes)} more in passing, within the hard limit"
 
     @property
     def _compared_bytes(self) -> int:

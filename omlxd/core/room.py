@@ -74,7 +74,7 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
     loaded = sorted((entry for entry in others if entry.state is EntryState.LOADED), key=_lru_key)
     victims = shortest_prefix([entry for entry in loaded if _evictable(entry)], short_bytes)
     candidates = candidates_of(loaded, victims)
-    need = f"`{model}` needs {format_bytes(need_bytes)} and {format_bytes(short_bytes)} are missing"
+    need = f"`{model}` needs {missing_text(need_bytes, short_bytes)}"
     if victims:
         names = ", ".join(f"`{entry.name}`" for entry in victims)
         return Room(
@@ -106,6 +106,20 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
         short_bytes=short_bytes,
         candidates=candidates,
     )
+
+
+def missing_text(need_bytes: int, short_bytes: int, are: str = "are", limit: str = "the limit") -> str:
+    """`5.82 MiB and 2.00 MiB are missing`; more is missing than is needed when the limit was passed before.
+
+    Args:
+        are: `are` or `were`.
+        limit: the limit in words.
+    """
+    need, short = format_bytes(need_bytes), format_bytes(short_bytes)
+    if short_bytes <= need_bytes:
+        return f"{need} and {short} {are} missing"
+    must, over = "must" if are == "are" else "had to", format_bytes(short_bytes - need_bytes)
+    return f"{need}; {short} {must} be freed for it, since {over} {are} already over {limit}"
 
 
 def _never(

@@ -137,6 +137,13 @@ class Limits:
     tolerated_bytes: int = 0
     min_available_bytes: int = 0
 
+    def below(self, others: Limits) -> bool:
+        """Whether either limit is lower than it was among `others`; none at all is higher than any."""
+        return any(
+            mine > 0 and (mine < theirs or theirs <= 0)
+            for mine, theirs in ((self.soft_bytes, others.soft_bytes), (self.hard_bytes, others.hard_bytes))
+        )
+
     def system_short(self, reading: MemoryReading) -> bool:
         """Whether other programs leave the system less than `min_available`; False when it is not known."""
         return bool(reading.system_total_bytes) and reading.system_available_bytes < self.min_available_bytes
@@ -144,7 +151,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model (or one of its requests) that was considered, whether it was chosen, and why or why not."""
+    """A model (or one of its requests, and what parking it frees) that was considered, and why it was chosen or not."""
 
     model: str
     chosen: bool
@@ -152,3 +159,4 @@ class Candidate:
     weights_bytes: int
     last_used_s: float
     request: str | None = None
+    frees_bytes: int | None = None

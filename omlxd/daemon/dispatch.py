@@ -53,7 +53,10 @@ class Leaving(Enum):
 
 @dataclass(eq=False)
 class Attempt:
-    """One stay of a request in the engine; a request that is parked or evicted makes another one."""
+    """One stay of a request in the engine; a request that is parked or evicted makes another one.
+
+    `prefill_kv_bytes` is what its KV cache takes so far, None once it decodes and what was promised is what it takes.
+    """
 
     order: GenerationOrder
     entry: EnginePoolEntry
@@ -61,8 +64,13 @@ class Attempt:
     gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     started: bool = False
     prefilled_tokens: int = 0
+    prefill_kv_bytes: int | None = 0
     leaving: Leaving | None = None
     cut: Cut = NO_CUT
+
+    def frees_bytes(self, promised_bytes: int) -> int:
+        """What would be free without it: what was promised for it, or what it holds of that while it is prefilled."""
+        return promised_bytes if self.prefill_kv_bytes is None else min(promised_bytes, self.prefill_kv_bytes)
 
 
 class Dispatch:
@@ -82,6 +90,7 @@ class Dispatch:
         attempt = Attempt(order, entry, generation)
         self._attempts[order.request] = attempt
         entry.in_engine.add(generation.id)
+        generation.runs_under(self._pool.limits)
         link = self._pool.link
         link.wanted.requests[order.request] = order
         link.changed()
@@ -137,18 +146,24 @@ class Dispatch:
 
     def running(self) -> dict[str, tuple[RequestSnapshot, ...]]:
         """By model, the requests that the engine has and keeps, oldest first."""
-        running: dict[str, list[Generation]] = {}
+        running: dict[str, list[Attempt]] = {}
         for attempt in self._attempts.values():
             if attempt.leaving is None:
-                running.setdefault(attempt.entry.name, []).append(attempt.generation)
+                running.setdefault(attempt.entry.name, []).append(attempt)
         snapshots = {}
-        for model, generations in running.items():
-            frees_bytes = self._pool.ledger.frees_bytes(model)
+        for model, attempts in running.items():
+            promised_bytes = self._pool.ledger.frees_bytes(model)
             snapshots[model] = tuple(
-                RequestSnapshot(each.id, each.order, frees_bytes.get(each.id, 0), each.parks)
-                for each in sorted(generations, key=lambda each: each.order)
+                RequestSnapshot(each.id, each.order, attempt.frees_bytes(promised_bytes.get(each.id, 0)), each.parks)
+                for attempt in sorted(attempts, key=lambda attempt: attempt.generation.order)
+                for each in (attempt.generation,)
             )
         return snapshots
+
+    def limits_changed(self) -> None:
+        """Other limits are in force for what the engine has."""
+        for attempt in self._attempts.values():
+            attempt.generation.runs_under(self._pool.limits)
 
     def finish(self, generation: Generation, reason: FinishReason, cut: Cut | None = None) -> None:
         """It ended well, with the text it has; `cut` says what kept it from going on."""
@@ -186,12 +201,14 @@ class Dispatch:
         pool, generation = self._pool, attempt.generation
         learn_from(pool, attempt.entry, event, event.done - max(attempt.prefilled_tokens, event.reused))
         attempt.prefilled_tokens = event.done
+        attempt.prefill_kv_bytes = event.kv_bytes if event.done < event.total else None
         generation.prefilled(event.done, event.reused)
         if event.done >= event.total:
             pool.ledger.prefilled(attempt.entry.name, generation.id)
             pool.door.wake()
 
     def _generated(self, attempt: Attempt, event: Generated) -> None:
+        attempt.prefill_kv_bytes = None
         attempt.generation.push(event.text, event.tokens, event.token_ids, event.logprobs)
         if attempt.leaving is None:
             self._pool.growth.generated(attempt.entry.name, attempt.generation.id, event.tokens)
@@ -278,7 +295,7 @@ class Dispatch:
         if self._pool.link.wanted.requests.pop(request, None) is not None:
             self._pool.link.changed()
         generation = attempt.generation
-        freed_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0)
+        promised_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0)
         attempt.entry.in_engine.discard(generation.id)
         self._pool.door.release(attempt.entry, generation.id)
         if leaving is Leaving.CUT_SHORT:
@@ -286,7 +303,7 @@ class Dispatch:
             self.log.cost(generation, attempt.cut.decision)
         elif leaving is Leaving.PARKED and not generation.ended:
             generation.park()
-            self.log.parked(generation, freed_bytes, attempt.cut)
+            self.log.parked(generation, promised_bytes, attempt.cut)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()

@@ -25,7 +25,9 @@ class MemoryMonitor:
         reading, limits = pool.engine.read(), pool.limits
         snapshot = pool.snapshot(reading)
         entries = snapshot.entries
-        held_bytes = sum(entry.held_bytes for entry in entries)
+        known_bytes = snapshot.prefix_bytes + sum(entry.held_bytes for entry in entries)
+        if not reading.at_rest:
+            known_bytes += pool.ledger.transient_bytes  # what the step in flight may hold in passing
         sampled = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,
@@ -35,7 +37,7 @@ class MemoryMonitor:
             base=reading.base_bytes,
             peak=max(pool.engine.peak_bytes(), reading.active_bytes),
             committed=sum(entry.committed_bytes for entry in entries),
-            unaccounted=max(0, reading.used_bytes - snapshot.prefix_bytes - held_bytes),
+            unaccounted=max(0, reading.used_bytes - known_bytes),
             soft_limit=limits.soft_bytes,
             hard_limit=limits.hard_bytes,
             binding=limits.binding,

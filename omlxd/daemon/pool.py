@@ -342,6 +342,7 @@ class EnginePool:
     def set_limits(self, limits: Limits, engine_limits: EngineLimits) -> None:
         """Put limits in force, for loads and in the engine (R5)."""
         self.limits = limits
+        self.dispatch.limits_changed()
         self.link.wanted.limits = engine_limits
         self.link.changed()
         self.growth.grant()

@@ -17,7 +17,7 @@ from omlxd.core.errors import (
     from_json,
 )
 from omlxd.core.memory import MemoryReading
-from omlxd.core.room import Room
+from omlxd.core.room import Room, missing_text
 from omlxd.core.snapshot import Limits
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import nearest, shown
@@ -167,8 +167,7 @@ def no_room_beside(model: str, room: Room, loaded: Sequence[str]) -> DoesNotFit:
     """A preload takes nobody's memory."""
     names = " beside " + ", ".join(f"`{name}`" for name in loaded) if loaded else ""
     return DoesNotFit(
-        f"`{model}` was not preloaded: it needs {format_bytes(room.need_bytes)}"
-        f" and {format_bytes(room.short_bytes)} are missing{names}",
+        f"`{model}` was not preloaded: it needs {missing_text(room.need_bytes, room.short_bytes)}{names}",
         hint="raise the limit with `omlxd limit`, or preload less; it is loaded when somebody asks for it",
         details={"model": model, **_numbers(room), "short_bytes": room.short_bytes, "binding": room.binding},
     )

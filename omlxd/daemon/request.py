@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from omlxd.core.errors import OmlxError
+from omlxd.core.snapshot import Limits
 from omlxd.core.states import FinishReason, RequestState, RequestView
 from omlxd.engine.protocol import TokenLogprob
 
@@ -55,6 +56,7 @@ class Generation:
         generated: the tokens of the answer so far.
         parks: how often it was parked.
         parked_at_s: since when it is parked, on the pool's clock; None when it is not.
+        ran_under: the highest limits while the engine had it.
         vain_parks, vain_s: how often and how long it was parked since its last token.
         cut_short: why it is to end with the text it has; None while it goes on.
         reused_tokens: how many of the prompt's tokens an earlier request had run.
@@ -78,6 +80,7 @@ class Generation:
         self.generated_tokens = 0
         self.parks = 0
         self.parked_at_s: float | None = None
+        self.ran_under: Limits | None = None
         self.vain_parks = 0
         self.vain_s = 0.0
         self.cut_short: Cut | None = None
@@ -203,6 +206,11 @@ class Generation:
     def prompt_fits(self) -> None:
         """Its prompt is not one that has to be refused, whatever it waits for now."""
         self._judged.set()
+
+    def runs_under(self, limits: Limits) -> None:
+        """The engine has it, while these limits are in force."""
+        if self.ran_under is None or self.ran_under.below(limits):
+            self.ran_under = limits
 
     def prefilled(self, done: int, reused: int = 0) -> None:
         """`done` tokens have been run: of the prompt, and behind it of what was generated before it was parked.

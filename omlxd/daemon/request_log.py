@@ -27,14 +27,14 @@ class RequestLog:
             counts = {"generated_tokens": generation.generated_tokens, "parks": generation.parks}
             self._tell(EventName.REQUEST_RESUMED, generation, {**counts, "parked_s": parked_s})
 
-    def parked(self, generation: Generation, freed_bytes: int, cut: Cut) -> None:
-        """It gave `freed_bytes` back and waits until it fits again."""
+    def parked(self, generation: Generation, promised_bytes: int, cut: Cut) -> None:
+        """It gave up the `promised_bytes` that were reserved for it and waits until it fits again."""
         self.cost(generation, cut.decision)
         fields = {
             "reason": cut.why,
             "prompt_tokens": generation.prompt_tokens,
             "generated_tokens": generation.generated_tokens,
-            "freed_bytes": freed_bytes,
+            "promised_bytes": promised_bytes,
             "parks": generation.parks,
         }
         self._tell(EventName.REQUEST_PARKED, generation, fields, decision=cut.decision)

@@ -190,6 +190,9 @@ class Serving:
     async def _back_from_parking(self, request: Request, parked_at_s: float) -> GenerationOrder | None:
         """The same for a parked request: it is in no hurry, and what can never go on ends with the text it has.
 
+        What outgrew the limits ends at once. What does not fit because they were lowered under it waits for better
+        ones, as long as a parked request may wait.
+
         Raises:
             Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
         """
@@ -207,13 +210,21 @@ class Serving:
                         raise
                     await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others, or to make way for them
                     return None
+                except (DoesNotFit, PrefillMemoryExceeded):
+                    limits = pool.limits
+                    if generation.ran_under is None or not limits.below(generation.ran_under):
+                        raise  # it has outgrown them
+                    while pool.limits == limits:
+                        await pool.change.wait()
+                    return None
         except TimeoutError:
             end: OmlxError = parked_too_long(generation.model, self._park_deadline_s)
         except (DoesNotFit, PrefillMemoryExceeded) as error:
             end = error
         if not generation.generated:
             raise end
-        generation.cut_short = Cut(end.message)
+        so_far = "" if isinstance(end, Busy) else "going on takes its text so far as part of the prompt, and "
+        generation.cut_short = Cut(so_far + end.message)
         return None
 
     async def _end_early(self, request: Request, cut: Cut) -> None:

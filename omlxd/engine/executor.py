@@ -98,14 +98,24 @@ class PlanExecutor:
             yield
         if decoding:
             self._pace.decoded(self._clock())
+        if self._take_turn():
+            yield
+
+    def _take_turn(self) -> bool:
+        """A chunk of the prompt, or a slice of the load, whose turn it is; False when nobody waits.
+
+        On its own, since the round may stand still behind it: what it holds must not outlive the step, or a request
+        that is taken out meanwhile keeps its KV cache.
+        """
         turn = self._pace.next_turn(self._models.values(), self._load, self._clock())
         if isinstance(turn, PromptTurn):
             self._leave_room()
             self._prefill(turn)
-            yield
-        elif self._load and turn:
+            return True
+        if self._load and turn:
             self._load_slice(self._load, turn)
-            yield
+            return True
+        return False
 
     def _is_granted(self, model: ResidentModel) -> bool:
         """Whether the next decode step stays within what was reserved; asks once for more when it does not."""

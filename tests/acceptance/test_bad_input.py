@@ -185,7 +185,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(no_harm: 
 
 
 BAD_BODIES: dict[str, tuple[Any, str, str | None]] = {
-    "unknown field": (chat_body("good", "Hello.", top_k=4), "`top_k`", "top_k"),
+    "unknown field": (chat_body("good", "Hello.", best_of=4), "`best_of`", "best_of"),
     "misspelt field": (chat_body("good", "Hello.", max_tokns=4), "did you mean `max_tokens`?", "max_tokns"),
     "no messages": ({"model": "good"}, "`messages`", "messages"),
     "wrong type": (chat_body("good", "Hello.", max_tokens="4"), "`max_tokens`", "max_tokens"),

@@ -50,6 +50,31 @@ def test_status_draws_what_the_policy_compares_and_names_the_rest_apart(omlxd: O
     assert "209 MiB more outside MLX" in line
 
 
+def test_status_tells_what_belongs_to_nobody_where_it_is_worth_telling(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    body = STATUS.to_json()
+    for unaccounted, soft, told in (
+        (15, 4000, False),
+        (16, 4000, True),
+        (3, 400, False),
+        (5, 400, True),
+        (3, 0, False),
+    ):
+        body["memory"] |= {"unaccounted": unaccounted * MIB, "soft_limit": soft * MIB}
+        fake.routes["GET /v1/control/status"] = as_json(body)
+        (line,) = (line for line in omlxd("status").stdout.splitlines() if line.startswith("used"))
+        assert line.startswith("used    263 MiB · committed 311 MiB")
+        assert (f"unaccounted {unaccounted}" in line) is told
+
+
+def test_status_names_each_model_s_prefix_cache_where_there_is_one(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    assert "prefix caches:" not in omlxd("status").stdout
+    body = STATUS.to_json()
+    body["models"][0]["prefix_cache_bytes"] = 32 * MIB
+    body["models"][1]["prefix_cache_bytes"] = 2 * MIB
+    fake.routes["GET /v1/control/status"] = as_json(body)
+    assert "prefix caches: chat 32.0 MiB, small 2.00 MiB" in omlxd("status").stdout.splitlines()
+
+
 def test_status_tells_what_prefix_caches_hold_where_they_hold_something(omlxd: Omlxd, fake: FakeDaemon) -> None:
     body = STATUS.to_json()
     for held_bytes, told in ((0, False), (32 * MIB, True)):

@@ -228,6 +228,23 @@ def test_when_nothing_matches_it_says_so(omlxd: Omlxd, log: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "next_step"),
+    [
+        ("--request", "12", "did you mean `--request r12`?"),
+        ("--decision", "7", "did you mean `--decision d7`?"),
+        ("--request", "r99", "`omlxd logs --event request_started` shows the last requests"),
+        ("--decision", "d99", "`omlxd why -n 10` shows the last decisions"),
+    ],
+)
+def test_an_id_that_the_log_does_not_have_is_answered_with_a_next_step(
+    omlxd: Omlxd, log: Path, option: str, value: str, next_step: str
+) -> None:
+    log.write_text(_line(1))
+    done = omlxd("logs", option, value)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"nothing in the log matches; {next_step}\n")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--event", "unloded"), "did you mean `unloaded`?"),

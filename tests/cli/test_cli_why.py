@@ -85,7 +85,7 @@ QUESTIONS = {
     "models": [("tiny-a",), ("a", "-n", "2"), ("tiny-b",), ("tiny-c",), ("broken",), ("quiet",)],
     "earlier": [("tiny-b", "--run", "1"), ("tiny-c", "--run", "1"), ("tiny-a", "--run", "0")],
     "requests": [("r1",), ("r2",), ("r3",), ("chatcmpl-r4",), ("r1", "--run", "1")],
-    "unknown": [("tinya",), ("r99",), ("d99",), ("r3", "--run", "0"), ("d1", "--run", "7")],
+    "unknown": [("tinya",), ("r99",), ("d99",), ("r3", "--run", "0"), ("d1", "--run", "7"), ("7",)],
 }
 
 
@@ -123,6 +123,10 @@ def test_a_request_that_is_parked_now_says_why(ask: Ask, home: Path) -> None:
         assert said.startswith("r5 to `tiny-c` is parked since ")
         assert "by d2, to go on when there is memory for it" in said
         assert "was parked after 91 tokens by decision d2" in ask("tiny-c")[1]
+    write(home, *PARKED[: parked + 2])
+    with alive(home):
+        said = ask("tiny-c", "-n", "3")[1].split("\n\n")[-1]
+        assert said.index("d2: parked r5") < said.index("was parked after 91 tokens by decision d2")
 
 
 def test_after_a_kill_it_says_that_the_daemon_ended_without_a_word(
@@ -181,6 +185,54 @@ def test_it_wraps_to_the_width_that_it_has_and_keeps_numbers_with_their_units(
 def test_in_a_c_locale_it_is_ascii(omlxd: Omlxd, home: Path) -> None:
     write(home, *LINES)
     assert omlxd("why", "d2", LC_ALL="C").stdout.isascii()
+
+
+def test_what_was_weighed_shows_what_a_request_would_free_and_what_a_model_holds() -> None:
+    weighed = [
+        {"model": "a", "chosen": True, "why": "newest", "weights_bytes": 2**30, "request": "r2", "frees_bytes": 2**20},
+        {"model": "b", "chosen": False, "why": "busy", "weights_bytes": 2**30, "request": None, "frees_bytes": None},
+    ]
+    parts = {part.label: part.lines for part in explanation({"candidates": weighed}, (None, None), NOW)}
+    assert parts["weighed"] == ("→ r2 of `a`  1.00 MiB  chosen: newest", "  `b`        1.00 GiB  left alone: busy")
+
+
+def test_a_need_that_came_when_the_limit_was_passed_is_told_apart_from_what_had_to_be_freed() -> None:
+    decision = {"for_model": "c", "need_bytes": 6 * 2**20, "short_bytes": 8 * 2**20}
+    parts = {part.label: part.lines for part in explanation(decision, (None, None), NOW)}
+    passed = "8.00 MiB had to be freed for it, since 2.00 MiB were already over the limit"
+    assert f"`c` needed 6.00 MiB; {passed}" in parts["seen"]
+
+
+def finished(at: float, **more: Any) -> str:
+    told = {"event": "request_finished", "model": "tiny-a", "request": "r1", "finish_reason": "length"}
+    return json.dumps({"ts": NOW + at, "generated_tokens": 12, "age_s": at, **told, **more})
+
+
+def test_a_request_that_a_decision_cut_ended_early_and_the_decision_comes_first(ask: Ask, home: Path) -> None:
+    cut = {"event": "decision", "decision": "d1", "action": "cut_short", "victim": "tiny-a", "requests": ["r1"]}
+    decision = json.dumps({"ts": NOW + 2.5, **cut, "reason": "the next block would pass the hard limit"})
+    runs = json.dumps({"ts": NOW + 1, "event": "request_started", "model": "tiny-a", "request": "r1", "waited_s": 1})
+    write(home, LINES[0], runs, finished(2, decision="d1", reason="the next block would pass it"), decision)
+    with alive(home):
+        said = ask("r1")[1]
+    answer, life = " ".join(said.split()), said.split("\n\n")[-1]
+    assert answer.startswith("r1 to `tiny-a` ended early at ")
+    assert "by d1 after 2 s, with the text it had (12 tokens)" in answer
+    assert "ended well" not in answer
+    assert life.index("d1: cut short an answer of `tiny-a`") < life.index(
+        "ended early with the text it had (12 tokens)"
+    )
+
+
+def test_a_request_that_could_not_go_on_ended_early_and_says_why(ask: Ask, home: Path) -> None:
+    write(home, LINES[0], finished(2, reason="a prompt of 1985 tokens needs 9.32 MiB"))
+    with alive(home):
+        answer = " ".join(ask("r1")[1].split())
+    assert "with the text it had (12 tokens), because a prompt of 1985 tokens needs 9.32 MiB" in answer
+    assert "ended well" not in answer
+    write(home, LINES[0], finished(2))
+    with alive(home):
+        assert "ended well" in ask("r1")[1]
 
 
 # Whatever a log holds

@@ -453,6 +453,7 @@ def test_a_parking_names_the_requests_that_were_considered_and_why() -> None:
         ("chat", "r4", False, "parking it frees nothing"),
         ("chat", "r1", False, "the oldest goes last"),
     ]
+    assert [each.frees_bytes for each in decision.candidates[:3]] == [25 * MIB, 20 * MIB, 20 * MIB]
 
 
 def test_an_action_that_changed_nothing_is_followed_by_the_next_best() -> None:

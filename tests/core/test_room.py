@@ -5,10 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omlxd.core.admission import Ask, decide_request
+from omlxd.core.ledger import Ledger
 from omlxd.core.memory import MemoryReading
 from omlxd.core.room import Room, RoomKind, make_room
 from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
+from omlxd.core.units import format_bytes
+from omlxd.engine.protocol import MIB
+from tests.fakes.costs import FakeCosts
 
 LIMITS = Limits(soft_bytes=1000, hard_bytes=2000)
 
@@ -51,6 +56,21 @@ def test_busy_leased_and_pinned_models_stay() -> None:
     assert answer.kind is RoomKind.WAIT
     assert answer.blockers == ("busy", "waiting", "leased")
     assert answer.short_bytes == 400
+
+
+def test_more_is_missing_than_is_needed_only_because_the_limit_was_passed_before() -> None:
+    needs = entry("a", 300), entry("busy", 600, running=1)
+    assert "`new` needs 400 B and 300 B are missing" in room(400, *needs).why
+    passed = room(400, *needs, active=1200).why
+    assert "`new` needs 400 B; 600 B must be freed for it, since 200 B are already over the limit" in passed
+
+
+def test_a_prompt_that_comes_when_the_limit_is_passed_is_told_so() -> None:
+    snapshot = Snapshot(100.0, MemoryReading(active_bytes=1200 * MIB), (entry("a", 900 * MIB),))
+    ask = Ask("a", 100, 256, FakeCosts())
+    answer = decide_request(snapshot, Limits(1000 * MIB, 4000 * MIB), Ledger(), ask)
+    need, short = format_bytes(answer.need_bytes), format_bytes(answer.need_bytes + 200 * MIB)
+    assert f"needs {need}; {short} must be freed for it, since 200 MiB are already over the soft limit" in answer.why
 
 
 def test_nobody_is_evicted_when_all_who_may_go_do_not_suffice() -> None:

@@ -9,7 +9,8 @@ from omlxd.core.states import EntryState, Level, RequestState
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.engine.protocol import MIB
 from tests.fakes.clock import on_virtual_time
-from tests.fakes.pools import Scene, turns, until_decoding
+from tests.fakes.costs import FakeCosts
+from tests.fakes.pools import Scene, turns, until, until_decoding
 
 
 @on_virtual_time
@@ -45,6 +46,25 @@ async def test_memory_that_belongs_to_nobody_is_shown_as_unaccounted() -> None:
         await pool.load("a")
         scene.engine.leak_bytes = 50 * MIB
         assert MemoryMonitor(pool).memory().unaccounted == 50 * MIB
+
+
+@on_virtual_time
+async def test_what_a_prefill_holds_in_passing_is_not_unaccounted_while_its_step_runs() -> None:
+    scene = Scene({"a": 300}, step_s=1.0, costs=FakeCosts(chunk_token_bytes=MIB // 4))
+    async with scene.pool as pool:
+        scene.enforcer(1000, hard_mib=1020).start()
+        await pool.load("a")
+        generation = pool.generate("a", prompt="word " * 1000, max_tokens=4)
+        await until(lambda: generation.prefilled_tokens > 0)
+        passing_bytes = pool.ledger.transient_bytes
+        assert passing_bytes > 50 * MIB
+        scene.engine.leak_bytes = passing_bytes
+        assert not pool.engine.read().at_rest
+        assert MemoryMonitor(pool).memory().unaccounted == 0
+        scene.engine.leak_bytes = passing_bytes + 40 * MIB
+        assert MemoryMonitor(pool).memory().unaccounted == 40 * MIB
+        await generation.text()
+        assert MemoryMonitor(pool).memory().unaccounted == passing_bytes + 40 * MIB
 
 
 @on_virtual_time

@@ -20,7 +20,7 @@ from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.daemon.request import Generation
 from omlxd.engine.protocol import MIB
 from tests.daemon.test_admission import TOKEN, orders, scene_of, start
-from tests.fakes.clock import on_virtual_time
+from tests.fakes.clock import on_virtual_time, run
 from tests.fakes.engine import FakeCodec
 from tests.fakes.pools import Scene, turns, until, until_decoding
 
@@ -70,7 +70,7 @@ async def test_a_parked_request_frees_its_memory_and_its_caller_sees_a_pause_onl
         (order,) = orders(scene, "r1.2")
         assert order.generated == tuple(range(had))
         (event,) = scene.named(EventName.REQUEST_PARKED)
-        assert event.fields["freed_bytes"] == promised_bytes - 100 * MIB
+        assert event.fields["promised_bytes"] == promised_bytes - 100 * MIB
         assert (event.fields["generated_tokens"], event.fields["parks"]) == (had, 1)
         assert event.fields["reason"] == "a test asks for it"
         (back,) = scene.named(EventName.REQUEST_RESUMED)
@@ -197,10 +197,12 @@ async def test_one_that_can_never_go_on_ends_well_with_the_text_it_has() -> None
         await parked(pool, generation)
         had = generation.generated_tokens
         enforcer.max_bytes = 150 * MIB
+        generation.ran_under = pool.limits  # as if it had outgrown these
         unblock(scene)
         assert await generation.text() == words(had)
         assert generation.finish_reason is FinishReason.LENGTH
         (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert event.fields["reason"].startswith("going on takes its text so far as part of the prompt, and a prompt")
         assert "more than" in event.fields["reason"]
 
 
@@ -215,6 +217,7 @@ async def test_one_that_can_never_go_on_and_has_no_text_is_refused_like_a_new_on
         await blocked(scene)
         await parked(pool, generation)
         enforcer.max_bytes = 150 * MIB
+        generation.ran_under = pool.limits  # as if it had outgrown these
         unblock(scene)
         with pytest.raises(PrefillMemoryExceeded):
             await generation.text()
@@ -550,3 +553,41 @@ async def test_one_that_was_parked_too_often_comes_back_when_nobody_else_runs() 
         waits = [event.fields for event in scene.named(EventName.REQUEST_WAITING) if event.request == often.id]
         assert "comes back when nobody else runs" in waits[-1]["reason"]
         assert waits[-1]["blockers"] == ["b"]
+
+
+@pytest.mark.parametrize("tokens_before", [0, 20], ids=["in prefill", "in decode"])
+def test_a_limit_that_is_too_low_for_a_moment_ends_nobody(tokens_before: int) -> None:
+    run(_a_dip_of_the_limit(tokens_before))
+
+
+async def _a_dip_of_the_limit(tokens_before: int) -> None:
+    scene = scene_of({"a": 100}, step_s=0.1)
+    async with scene.pool as pool:
+        enforcer = scene.enforcer(500, hard_mib=520, policy=Policy.GRACEFUL)
+        enforcer.start()
+        generation = start(pool, "a", 3000, max_tokens=200)
+        await until(lambda: generation.prefilled_tokens > 0 and generation.generated_tokens >= tokens_before)
+        enforcer.max_bytes = 101 * MIB
+        await until(lambda: generation.state is RequestState.PARKED)
+        await asyncio.sleep(100)
+        assert generation.state is RequestState.PARKED
+        enforcer.max_bytes = 500 * MIB
+        assert await generation.text() == words(200)
+        assert (generation.finish_reason, generation.generated_tokens) == (FinishReason.LENGTH, 200)
+
+
+@on_virtual_time
+async def test_a_limit_that_stays_too_low_ends_it_with_its_text_at_the_park_deadline() -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        enforcer = scene.enforcer(500, hard_mib=520, policy=Policy.GRACEFUL)
+        enforcer.start()
+        generation = start(pool, "a", 3000, max_tokens=200)
+        await until(lambda: generation.generated_tokens > 20)
+        enforcer.max_bytes = 101 * MIB
+        parked_at_s = pool.clock()
+        text = await generation.text()
+        assert text == words(generation.generated_tokens)
+        assert 20 < generation.generated_tokens < 200
+        assert generation.finish_reason is FinishReason.LENGTH
+        assert pool.clock() - parked_at_s == pytest.approx(300, abs=2)

@@ -11,9 +11,11 @@ import pytest
 
 from omlxd.core.states import FinishReason
 from omlxd.engine.protocol import (
+    EngineLimits,
     Finished,
     Generated,
     GenerationOrder,
+    OverLimit,
     Prefilled,
     RequestFailed,
     RequestGone,
@@ -202,3 +204,18 @@ def test_what_streaming_holds_back_is_known_for_an_answer_that_is_cut_short(
     tokens = codec.encode_text("so far E")
     assert codec.held_back(tokens, ("END",)) == "E"
     assert codec.held_back(tokens, ()) == ""
+
+
+def test_one_that_is_taken_out_while_the_engine_stands_still_gives_its_memory_back_at_once(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("a", tiny_model("llama", 5_000_000))
+    idle_bytes = driver.engine.rest().result(60).active_bytes
+    driver.apply(limits=EngineLimits(idle_bytes, 0, idle_bytes + 1))
+    order = generation("r1", "a", prompt(600, 1), max_tokens=4)
+    driver.apply(requests={"r1": order})
+    over = driver.until(OverLimit)
+    assert over.reading.active_bytes > idle_bytes
+    driver.apply(requests={}, seen_seq=over.seq - 1)  # the engine stands still until the pressure was looked at
+    driver.until(RequestGone)
+    assert driver.engine.rest().result(60).active_bytes <= idle_bytes + 4096

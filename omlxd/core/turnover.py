@@ -1,8 +1,9 @@
 """Whose turn it is, when models that do not fit together are in use at the same time: pure, and nothing is done here.
 
 Without it two such models would be swapped for each request, or the one that is never idle would keep the other out.
-A model in use keeps its memory for a turn: long enough that the swap is a small part of it, and never longer than the
-fairness bound after the oldest request for another model came. Then it takes nothing new, ends what it has, and goes.
+A model in use keeps its memory for a turn: long enough that the swap is a small part of it and that those who had
+gathered for it have begun to be answered, and otherwise never longer than the fairness bound after the oldest request
+for another model came. Then it takes nothing new, ends what it has, and goes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from omlxd.core.room import Room, RoomKind
 from omlxd.core.units import format_duration
 
 TURN_RELOADS: Final = 8
-"""A turn lasts so many times what the swap costs, unless the bound is shorter: swaps take about a ninth of the time."""
+"""A turn lasts so many times what the swap costs, unless the bound is shorter: swaps take about a ninth of the time.
+It also lasts a fair share of the bound, since models that load in no time still have prompts to run."""
 LEAST_LINGER_S: Final = 0.05
 MOST_LINGER_S: Final = 2.0
 
@@ -30,6 +32,7 @@ class WaitingLoad:
         asked_s: when the load was asked for.
         by_user: somebody asked for the model itself, and not only for an answer of it.
         wanted: whether anybody still waits for it.
+        rivals: models whose loads wait for memory, this one among them.
     """
 
     model: str
@@ -37,6 +40,7 @@ class WaitingLoad:
     asked_s: float
     by_user: bool = False
     wanted: bool = True
+    rivals: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Holder:
         kept: a user's own `load` brought it, and it was not used yet.
         closed_s: since when it takes nothing new; None while it does.
         parkable: what it runs could be parked, and would lose nothing but time.
+        gathered: some who had gathered for it when it was loaded wait for their first token still.
+        prefills_since_s: since when the engine has the youngest request that is in its prefill; None without one.
     """
 
     name: str
@@ -63,6 +69,8 @@ class Holder:
     kept: bool = False
     closed_s: float | None = None
     parkable: bool = False
+    gathered: bool = False
+    prefills_since_s: float | None = None
 
     @property
     def closed(self) -> bool:
@@ -120,7 +128,8 @@ def decide_turn(
         return TurnDecision(TurnKind.WAIT, room.why)
     if not closing:
         return _overdue(now_s, load, room, chosen, fair_wait_s)
-    ends_s = max(_ends_s(holder, load, fair_wait_s) for holder in chosen)
+    share_s = fair_wait_s / (len(chosen) + load.rivals + 1)
+    ends_s = max(_turn_ends_s(holder, load, fair_wait_s, share_s) for holder in chosen)
     if now_s < ends_s:
         return TurnDecision(TurnKind.WAIT, room.why, until_s=ends_s)
     names = ", ".join(f"`{name}`" for name in closing)
@@ -133,9 +142,13 @@ def decide_turn(
 def _overdue(
     now_s: float, load: WaitingLoad, room: Room, leaving: Sequence[Holder], fair_wait_s: float
 ) -> TurnDecision:
-    """What still runs after the bound has passed once more goes on later, where that is possible."""
+    """What still runs after the bound has passed once more goes on later, where that is possible.
+
+    A prefill that is cut off has been for nothing, so it is spared until it has lasted for the bound itself.
+    """
+    bound_s = max(fair_wait_s, MOST_LINGER_S)
     ends_s = {
-        holder.name: holder.closed_s + max(fair_wait_s, MOST_LINGER_S)
+        holder.name: max(holder.closed_s, holder.prefills_since_s or 0.0) + bound_s
         for holder in leaving
         if holder.parkable and holder.closed_s is not None
     }
@@ -160,9 +173,16 @@ def _free_s(victim: Holder, load: WaitingLoad, fair_wait_s: float) -> float:
     return min(victim.idle_since_s + linger_s, ends_s)
 
 
-def _ends_s(holder: Holder, load: WaitingLoad, fair_wait_s: float) -> float:
+def _turn_ends_s(holder: Holder, load: WaitingLoad, fair_wait_s: float, share_s: float) -> float:
+    """When the turn of a model in use ends: with its fair share of the bound, even if somebody has waited too long."""
+    if holder.gathered:
+        return max(_ends_s(holder, load, fair_wait_s, share_s), holder.turn_began_s + fair_wait_s)
+    return max(_ends_s(holder, load, fair_wait_s, share_s), holder.turn_began_s + share_s)
+
+
+def _ends_s(holder: Holder, load: WaitingLoad, fair_wait_s: float, share_s: float = 0.0) -> float:
     """When its turn ends: it has lasted long enough since somebody else waits, or that one waits for too long."""
-    turn_s = TURN_RELOADS * max(holder.reload_s, LEAST_LINGER_S)
+    turn_s = max(TURN_RELOADS * max(holder.reload_s, LEAST_LINGER_S), share_s)
     return min(max(load.since_s, holder.turn_began_s) + turn_s, load.since_s + fair_wait_s)
 
 

@@ -186,6 +186,9 @@ class EnginePoolEntry:
         """What decides whether it makes way for another's load."""
         turn = self.turn or Turn(0.0)
         parks = [request.parks for request in snapshot.requests]
+        prefilling = [self.requests[each] for each in self.in_engine if each in self.requests]
+        prefilling = [each for each in prefilling if each.state is not RequestState.DECODE]
+        gathered = [self.requests[each] for each in turn.batch if each in self.requests]
         return Holder(
             name=self.name,
             held_bytes=snapshot.committed_bytes,
@@ -196,4 +199,6 @@ class EnginePoolEntry:
             kept=turn.kept and (self.used_at_s or 0.0) <= turn.began_s,
             closed_s=turn.closed_s,
             parkable=policy is Policy.GRACEFUL and bool(parks) and max(parks) < PARKED_ENOUGH,
+            gathered=any(each.state is not RequestState.DECODE and not each.ended for each in gathered),
+            prefills_since_s=max((each.entered_s for each in prefilling), default=None),
         )

@@ -118,7 +118,9 @@ class LoadRoom:
             for each in snapshot.entries
             if each.state is EntryState.LOADED and not each.pinned and each.name != entry.name
         ]
-        return room, decide_turn(snapshot.now_s, ticket.waiting, room, holders, self._fair_wait_s)
+        rivals = sum(each.ticket is not None and not each.ticket.begun for each in pool.entries.values())
+        waiting = replace(ticket.waiting, rivals=max(1, rivals))
+        return room, decide_turn(snapshot.now_s, waiting, room, holders, self._fair_wait_s)
 
     async def _evict(
         self, ticket: LoadTicket, room: Room, reading: MemoryReading, victims: Sequence[str], why: str

@@ -93,6 +93,7 @@ class Generation:
         self._clock = clock
         self._started_s = clock()
         self.waits_since_s = self._started_s  # for its model, or for a place
+        self.entered_s = self._started_s  # when the engine was given it last
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._first_tokens = 0
@@ -209,6 +210,7 @@ class Generation:
 
     def runs_under(self, limits: Limits) -> None:
         """The engine has it, while these limits are in force."""
+        self.entered_s = self._clock()
         if self.ran_under is None or self.ran_under.below(limits):
             self.ran_under = limits
 

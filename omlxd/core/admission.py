@@ -188,7 +188,7 @@ def taken(snapshot: Snapshot, limits: Limits, ledger: Ledger) -> int:
 
 def least_kv_bytes(costs: KvCosts) -> int:
     """What the smallest useful request of a model keeps: a load makes room for it beside the weights."""
-    return costs.kv_bytes(reserved_tokens(1, batched=False))
+    return costs.kv_bytes(reserved_tokens(1))
 
 
 def chunks(largest: int) -> tuple[int, ...]:

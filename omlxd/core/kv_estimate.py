@@ -16,7 +16,7 @@ from omlxd.core.model_shape import ModelShape
 def kv_bytes(shape: ModelShape, tokens: int, rows: int = 1, chunk: int = 0) -> int:
     """KV cache bytes of `rows` requests in one batch, the longest of which has `tokens`.
 
-    A decode batch holds up to 255 tokens more than its longest row, so a reservation that is to last while it grows
+    A cache may end up to 255 tokens behind its longest row, so a reservation that is to last while it grows
     asks for `tokens + STEP_TOKENS`.
 
     Args:

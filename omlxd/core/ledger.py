@@ -17,6 +17,8 @@ from omlxd.core.costs import BLOCK_TOKENS, NO_COSTS, KvCosts
 
 AHEAD_TOKENS: Final = 64
 """A batch that is this close to the end of its reservation asks for the next block, so that it need not stop there."""
+SLACK_TOKENS: Final = BLOCK_TOKENS - 1
+"""How far behind its last token a cache may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,12 @@ class Row:
 
 @dataclass(slots=True)
 class Account:
-    """One model's promises; `batched` once its requests share a batch, whose buffers end anywhere."""
+    """One model's promises."""
 
     weights_bytes: int = 0
     costs: KvCosts = NO_COSTS
     rows: dict[str, Row] = field(default_factory=dict)
     reserved_tokens: int = 0
-    batched: bool = False
 
 
 class Ledger:
@@ -115,7 +116,7 @@ class Ledger:
             return False
         grown = row.tokens + tokens
         account.rows[request] = Row(grown, row.prefill_bytes, row.prefill_transient_bytes)
-        return grown + AHEAD_TOKENS > usable_tokens(account.reserved_tokens, account.batched)
+        return grown + AHEAD_TOKENS > usable_tokens(account.reserved_tokens)
 
     def extend(self, model: str) -> None:
         """Reserve the next block of the model's batch, as far as its longest request needs one."""
@@ -174,15 +175,13 @@ class Ledger:
     def granted_tokens(self) -> dict[str, int]:
         """By model with requests: how long they may grow on what is reserved."""
         return {
-            model: usable_tokens(account.reserved_tokens, account.batched)
-            for model, account in self._accounts.items()
-            if account.rows
+            model: usable_tokens(account.reserved_tokens) for model, account in self._accounts.items() if account.rows
         }
 
     def if_admitted(self, model: str, costs: KvCosts, tokens: int, chunk_tokens: int) -> Difference:
         """The difference that a prompt of `tokens` would make; nothing is reserved."""
         now = self._accounts.get(model) or Account()
-        then = Account(now.weights_bytes, costs, dict(now.rows), now.reserved_tokens, now.batched)
+        then = Account(now.weights_bytes, costs, dict(now.rows), now.reserved_tokens)
         then.rows[""] = Row(tokens)
         self._fit_rows(then)
         then.rows[""] = _prefilling(then, tokens, chunk_tokens)
@@ -191,7 +190,7 @@ class Ledger:
     def if_extended(self, model: str) -> Difference:
         """The difference that the next block of the model's batch would make; nothing is reserved."""
         now = self._accounts.get(model) or Account()
-        then = Account(now.weights_bytes, now.costs, now.rows, now.reserved_tokens, now.batched)
+        then = Account(now.weights_bytes, now.costs, now.rows, now.reserved_tokens)
         self._fit_rows(then)
         return self._difference(now, then)
 
@@ -204,7 +203,7 @@ class Ledger:
         kv_bytes, left = self._share(now).kv_bytes, min(len(lengths) - 1, self._max_batch)
 
         def left_bytes(longest: int) -> int:
-            return now.costs.kv_bytes(reserved_tokens(longest, now.batched), left) if left else 0
+            return now.costs.kv_bytes(reserved_tokens(longest), left) if left else 0
 
         without_a_short, without_the_longest = left_bytes(lengths[0]), left_bytes(lengths[min(1, left)])
         return {
@@ -226,11 +225,10 @@ class Ledger:
     def _fit_rows(self, account: Account) -> None:
         """Reserve as far as the longest row needs it; never less than before."""
         if not account.rows:
-            account.reserved_tokens, account.batched = 0, False
+            account.reserved_tokens = 0
             return
-        account.batched = account.batched or len(account.rows) > 1
         longest = max(row.tokens for row in account.rows.values())
-        account.reserved_tokens = max(account.reserved_tokens, reserved_tokens(longest, account.batched))
+        account.reserved_tokens = max(account.reserved_tokens, reserved_tokens(longest))
 
     def _share(self, account: Account) -> Share:
         rows = min(len(account.rows), self._max_batch)
@@ -242,27 +240,28 @@ class Ledger:
         )
 
 
-def reserved_tokens(longest: int, batched: bool) -> int:
+def reserved_tokens(longest: int) -> int:
     """What is reserved for a batch whose longest row has `longest` tokens: whole blocks, one of them to grow into."""
     reserved = -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
-    if usable_tokens(reserved, batched) < longest + AHEAD_TOKENS:
+    if usable_tokens(reserved) < longest + AHEAD_TOKENS:
         reserved += BLOCK_TOKENS
     return reserved
 
 
-def usable_tokens(reserved: int, batched: bool) -> int:
+def usable_tokens(reserved: int) -> int:
     """How long a row may become on a reservation.
 
-    A cache of one row ends at a multiple of the block. A batch is cut to its longest row when rows join or leave, and
-    grows by a block from there: its buffers may end up to a block less one token behind the last row's end.
+    A cache grows by a block from wherever its row ends at that moment, alone as in a batch, which is cut to its longest
+    row when rows join or leave: its buffers may end up to a block less one token behind the last row's end.
     """
-    return reserved - BLOCK_TOKENS + 1 if batched else reserved
+    return reserved - SLACK_TOKENS
 
 
 def _prefilling(account: Account, tokens: int, chunk_tokens: int) -> Row:
     """A row whose prompt is still to be prefilled, on a cache of its own that a window may not have cut yet."""
     costs, chunk = account.costs, min(chunk_tokens, tokens)
-    held_bytes = costs.kv_bytes(tokens, 1, chunk)
+    slack_end = min(tokens + SLACK_TOKENS, account.reserved_tokens)
+    held_bytes = costs.kv_bytes(tokens, 1, chunk) + costs.kv_bytes(slack_end, 1) - costs.kv_bytes(tokens, 1)
     row_bytes = costs.kv_bytes(account.reserved_tokens, 1)
     return Row(tokens, max(0, held_bytes - row_bytes), costs.prefill_transient_bytes(chunk, tokens))
 

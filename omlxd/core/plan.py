@@ -248,7 +248,7 @@ def _need(wishes: Sequence[Wish], chunk: int) -> Need:
     kv_bytes, reserved_bytes, transient_bytes = 0, 0, 0
     for wish in wishes:
         costs, tokens = wish.costs, wish.context_tokens
-        reserved, prompt = reserved_tokens(tokens, batched=wish.rows > 1), min(chunk, tokens)
+        reserved, prompt = reserved_tokens(tokens), min(chunk, tokens)
         uncut_bytes = costs.kv_bytes(tokens, 1, prompt) - costs.kv_bytes(reserved, 1)
         kv_bytes += costs.kv_bytes(tokens, wish.rows)
         reserved_bytes += costs.kv_bytes(reserved, wish.rows) + max(0, uncut_bytes)

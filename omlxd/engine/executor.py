@@ -121,6 +121,7 @@ class PlanExecutor:
         """Whether the next decode step stays within what was reserved; asks once for more when it does not."""
         granted, length = self._plan.granted_tokens.get(model.name), model.length_tokens
         if granted is None or length < granted:
+            self._asked_block.pop(model.name, None)  # whoever stands there next asks anew
             return True
         if self._asked_block.get(model.name) != length:
             self._asked_block[model.name] = length

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from omlxd.core.costs import BLOCK_TOKENS
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm, sampling
 from omlxd.engine.loader import LoadedModel
@@ -266,8 +267,14 @@ class ResidentModel:
         return True
 
     def _chunk_end(self, request: Running, chunk_tokens: int) -> int:
-        """Where the next chunk ends: also where the shared part of the prompt does, so that it can be kept there."""
+        """Where the next chunk ends: also where the shared part of the prompt does, so that it can be kept there.
+
+        A chunk that begins within a block of the cache ends with it at the latest: else the cache would grow by whole
+        blocks from where it is, and hold up to a block too much from then on.
+        """
         end = min(request.prefilled + chunk_tokens, len(request.tokens) - 1)
+        if within := request.prefilled % BLOCK_TOKENS:
+            end = min(end, request.prefilled + BLOCK_TOKENS - within)
         shared = request.order.shared_tokens if self._prefixes.enabled else 0
         return shared if request.prefilled < shared < end else end
 

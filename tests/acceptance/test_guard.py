@@ -79,3 +79,27 @@ def test_memory_that_belongs_to_nobody_is_named_and_small_requests_still_pass(
     daemon.until_event("level_changed", level_now="ok")
     assert daemon.ask("GET", "/health").json["status"] == "ok"
     assert daemon.chat("chat", "Hello again.", max_tokens=8).status == 200
+
+
+@pytest.mark.slow
+def test_the_longest_prompt_that_is_accepted_is_never_over_the_soft_limit_at_rest(
+    daemon_of: Callable[..., Daemon], tiny_model: Callable[..., Path]
+) -> None:
+    folder = tiny_model("llama", 3_000_000, layers=2)
+    soft = read_model_folder(folder).weights_bytes + 5 * MIB + 4096
+    limits = {"max_memory": soft, "hard_limit": soft + 100 * MIB, "poll_interval": "20ms"}
+    daemon = daemon_of({"chat": folder}, daemon=limits)
+    refused = daemon.chat("chat", "x" * 9000, max_tokens=2)
+    assert refused.status == 400
+    details = refused.json["error"]["details"]
+    template_tokens = details["prompt_tokens"] - 9000
+    longest = details["longest_prompt_tokens"]
+
+    assert daemon.chat("chat", "x" * (longest - template_tokens + 1), max_tokens=2).status == 400
+    with daemon.chat_stream("chat", "x" * (longest - template_tokens), max_tokens=64) as frames:
+        for frame in frames:
+            assert "error" not in frame
+    memory = daemon.memory
+    assert memory["over_hard_samples"] == 0
+    assert [each["trigger"] for each in daemon.log("decision") if each["trigger"] != "block"] == []
+    assert [each for each in daemon.log("level_changed") if each["level_now"] == "over"] == []

@@ -75,7 +75,7 @@ async def _try(pool: EnginePool, peak: Peak, family: str, random: Random) -> Cas
     except PrefillMemoryExceeded as refused:
         estimated_bytes = int(refused.details["estimated_bytes"])
     usual, pool.link.prefill_chunk_tokens = pool.link.prefill_chunk_tokens, CHUNKS[-1]
-    grown = reserved_tokens(tokens, batched=False) - BLOCK_TOKENS + 1
+    grown = reserved_tokens(tokens) - BLOCK_TOKENS + 1
     async with _under(pool, None):
         whole = pool.generate(family, tokens=prompt, max_tokens=max(2, grown - tokens))
         _, peak_bytes = await peak.of(whole.text())
@@ -97,7 +97,7 @@ async def _under(pool: EnginePool, cap_bytes: int | None) -> AsyncIterator[None]
 
 def _least_bytes(costs: KvCosts, tokens: int) -> int:
     chunk = min(CHUNKS[-1], tokens)
-    return costs.kv_bytes(reserved_tokens(tokens, batched=False)) + costs.prefill_transient_bytes(chunk, tokens)
+    return costs.kv_bytes(reserved_tokens(tokens)) + costs.prefill_transient_bytes(chunk, tokens)
 
 
 if __name__ == "__main__":

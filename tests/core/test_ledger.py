@@ -20,7 +20,7 @@ COSTS = FakeCosts(token_bytes=KIB)
 def test_a_lone_row_has_its_prompt_and_a_block_to_grow_into() -> None:
     ledger = Ledger()
     ledger.reserve("m", "a", COSTS, 300, 256)
-    assert ledger.granted_tokens() == {"m": 768}
+    assert ledger.granted_tokens() == {"m": 768 - 255}
     assert ledger.committed_bytes == 768 * KIB
 
 
@@ -34,10 +34,10 @@ def test_a_short_request_that_joins_a_long_one_pays_a_padded_row() -> None:
     assert difference.stays_bytes >= 2048 * KIB
 
 
-def test_a_batch_never_needs_more_than_is_reserved_wherever_its_buffers_end() -> None:
+def test_no_row_needs_more_than_is_reserved_wherever_its_buffers_end() -> None:
     for longest in range(1, 1200):
-        reserved = reserved_tokens(longest, batched=True)
-        usable = usable_tokens(reserved, batched=True)
+        reserved = reserved_tokens(longest)
+        usable = usable_tokens(reserved)
         assert usable >= longest + AHEAD_TOKENS
         assert usable + 255 <= reserved  # a buffer that was begun just before the last usable token
 
@@ -45,11 +45,12 @@ def test_a_batch_never_needs_more_than_is_reserved_wherever_its_buffers_end() ->
 def test_growing_asks_for_the_next_block_before_the_last_one_is_used_up() -> None:
     ledger = Ledger()
     ledger.reserve("m", "a", COSTS, 256, 256)
-    assert not ledger.grow("m", "a", 192)
+    assert ledger.granted_tokens() == {"m": 513}
+    assert not ledger.grow("m", "a", 193)
     assert ledger.grow("m", "a", 1)
     assert ledger.if_extended("m").stays_bytes == 256 * KIB
     ledger.extend("m")
-    assert ledger.granted_tokens() == {"m": 768}
+    assert ledger.granted_tokens() == {"m": 769}
     assert not ledger.grow("m", "a", 1)
 
 
@@ -76,9 +77,9 @@ def test_the_longest_of_a_batch_frees_its_row_and_the_padding_of_the_others() ->
     ledger = Ledger()
     for request, tokens in (("long", 2000), ("short", 50), ("other", 300)):
         ledger.reserve("m", request, COSTS, tokens, 256)
-    row = reserved_tokens(2000, batched=True) * KIB
+    row = reserved_tokens(2000) * KIB
     assert ledger.frees_bytes("m")["short"] == row
-    assert ledger.frees_bytes("m")["long"] == 3 * row - 2 * reserved_tokens(300, batched=True) * KIB
+    assert ledger.frees_bytes("m")["long"] == 3 * row - 2 * reserved_tokens(300) * KIB
     assert ledger.frees_bytes("nobody") == {}
 
 

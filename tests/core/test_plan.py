@@ -42,14 +42,14 @@ def test_what_fits_says_what_is_left_and_which_limit_is_nearest() -> None:
     assert (verdict.fits, verdict.binding, verdict.hard, verdict.limit_bytes) == (True, "max_memory", False, 200 * MIB)
     assert verdict.need.kv_bytes == MIB
     assert verdict.short_bytes == verdict.need.stays_bytes - 200 * MIB
-    assert "fits: 98.8 MiB are left below the soft limit 200 MiB (max_memory)" in verdict.why
+    assert "fits: 98.5 MiB are left below the soft limit 200 MiB (max_memory)" in verdict.why
 
 
 def test_what_a_step_holds_in_passing_is_named_beside_what_stays_and_counts_against_the_hard_limit_only() -> None:
     other = replace(WISH, name="other")
     roomy = Planner(limits(400, 800)).together([WISH, other])
     passing = format_bytes(roomy.need.transient_bytes)
-    assert roomy.why.startswith("`chat`, `other` need 202 MiB and fit: 198 MiB are left below the soft limit 400 MiB")
+    assert roomy.why.startswith("`chat`, `other` need 203 MiB and fit: 197 MiB are left below the soft limit 400 MiB")
     assert roomy.why.endswith(f"; a step holds up to {passing} more in passing, within the hard limit")
     hard = Planner(limits(800, 400)).together([WISH])
     assert hard.why.startswith(f"`chat` needs {format_bytes(hard.need.peak_bytes)} and fits: ")

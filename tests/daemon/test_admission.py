@@ -49,7 +49,7 @@ async def test_r11_a_prompt_that_could_not_run_alone_is_refused_before_it_reache
         assert (error.http_status, error.code) == (400, "prefill_memory_exceeded")
         assert error.details["binding"] == "max_memory"
         assert error.details["limit_bytes"] == 200 * MIB
-        assert error.details["estimated_bytes"] == (100 + 9 * 16) * MIB
+        assert error.details["estimated_bytes"] == (100 + 10 * 16) * MIB
         assert "200 MiB (max_memory)" in error.message
         assert all(not plan.requests for plan in scene.engine.plans)
         assert scene.named(EventName.REQUEST_STARTED) == []
@@ -68,7 +68,7 @@ async def test_r11_the_hint_raises_the_limit_only_as_far_as_the_machine_goes() -
         await pool.load("a")
         with pytest.raises(PrefillMemoryExceeded) as raised:
             await start(pool, "a", 2000).text()
-        assert (raised.value.hint or "").startswith("raise the limit with `omlxd limit 244M`")
+        assert (raised.value.hint or "").startswith("raise the limit with `omlxd limit 260M`")
 
 
 @on_virtual_time

@@ -26,7 +26,7 @@ async def test_grants_stay_ahead_so_that_the_engine_never_stops() -> None:
         await start(pool, "a", 300).text()
         granted = [plan.granted_tokens["a"] for plan in scene.engine.plans if "a" in plan.granted_tokens]
         assert stopped == []
-        assert sorted(set(granted)) == list(range(768, 2561, 256))
+        assert sorted(set(granted)) == list(range(513, 2562, 256))  # a cache may end 255 tokens behind its last one
         await turns(20)
         assert scene.engine.plans[-1].granted_tokens == {}
         assert pool.ledger.committed_bytes == 100 * MIB
@@ -134,7 +134,7 @@ async def test_a_model_that_stands_still_for_a_block_does_not_stop_the_others() 
             await until(lambda: "a" in pool.growth.waiting)
             first_stands, other_was = first.generated_tokens, other.generated_tokens
             await until(lambda: other.generated_tokens > other_was + 20)
-            assert first.generated_tokens == first_stands == 768 - 440
+            assert first.generated_tokens == first_stands == 513 - 440
             pool.ledger.reserve_weights("b", 100 * MIB)
         answer = await first.text()
         assert answer.endswith("tok399 ")

@@ -507,18 +507,22 @@ async def test_the_next_block_of_what_runs_comes_before_everybody_at_the_door() 
         guarded(scene, 200 + 48 + 40)  # for the block (16 MiB) or for the newcomer (32 MiB), not for both
         await pool.load("b")
         await pool.load("c")
-        running = start(pool, "a", 440)
+        running = start(pool, "a", 440, max_tokens=250)  # one block more
         await until_decoding(running)
         pool.ledger.reserve_weights("b", 200 * MIB)  # nobody gets anything for now
         async with pool.lock:
-            newcomer = start(pool, "b", 10)
+            newcomer = start(pool, "b", 10, max_tokens=100)
             await turns()
             await until(lambda: "a" in pool.growth.waiting)
             pool.ledger.reserve_weights("b", 90 * MIB)
-            late = start(pool, "c", 10)
+            late = start(pool, "c", 10, max_tokens=100)
             await turns(20)
             assert pool.ledger.requests("b") == pool.ledger.requests("c") == 0
-        assert await asyncio.gather(*(each.text() for each in (running, newcomer, late))) == [words(400)] * 3
+        assert await asyncio.gather(*(each.text() for each in (running, newcomer, late))) == [
+            words(250),
+            words(100),
+            words(100),
+        ]
         assert scene.named(EventName.DECISION, EventName.REQUEST_PARKED) == []  # nobody had to give way to anybody
         assert scene.engine.peak <= (200 + 48 + 40) * MIB
 

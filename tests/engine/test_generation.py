@@ -228,7 +228,7 @@ def test_each_prefill_step_tells_what_it_took_and_left(driver: Driver, tiny_mode
     driver.load("m", tiny_model())
     driver.run(replace(generation("r", "m", prompt(1001, 1), 3), prefill_chunk_tokens=100))
     steps = [event for event in driver.seen if isinstance(event, Prefilled)]
-    assert [event.done for event in steps] == [*range(100, 1000, 100), 1001]
+    assert [event.done for event in steps] == [100, 200, 256, 356, 456, 512, 612, 712, 768, 868, 968, 1001]
     assert all(event.transient_bytes > 0 for event in steps)
     assert steps[-1].kv_bytes > steps[0].kv_bytes > 0
 

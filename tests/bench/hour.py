@@ -73,7 +73,7 @@ def live_through(scratch: Scratch, policy: str) -> Hour:
         "hard_limit": int(max(MOVES) * weights) + HARD_ABOVE_SOFT,
         "load_timeout": "5m",
     }
-    habits = Habits(MODELS, asks=scratch.rounds(25, 6))
+    habits = Habits(MODELS, asks=scratch.rounds(12, 6))
     home = scratch.home(f"hour-{policy}")
     with our_daemon(home, models, ttl=TTL, **settings) as daemon:
         began_s = time.monotonic()

@@ -31,7 +31,7 @@ def test_a_crowd_under_a_moving_limit_loses_nothing_and_leaves_nothing(
             "load_timeout": "5m",
         },
     )
-    crowd = Crowd(Habits(tuple(models), asks=4), daemon.connection).start()
+    crowd = Crowd(Habits(tuple(models), asks=3), daemon.connection).start()
     for limit in (int(WIDE_MODELS * weights), soft):
         daemon.until_event("load_finished", model="sometimes")
         daemon.control("PATCH", "limits", {"max_memory": limit})

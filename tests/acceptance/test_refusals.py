@@ -19,7 +19,7 @@ MARGIN = 1.15
 
 @pytest.mark.slow
 def test_what_is_refused_would_have_passed_its_cap_and_what_is_admitted_does_not(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.bench.refusals_child", str(tmp_path), "20", "7", *FAMILIES]
+    command = [sys.executable, "-m", "tests.bench.refusals_child", str(tmp_path), "10", "7", *FAMILIES]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     cases = [Case(**each) for each in json.loads(done.stdout)]
     refused = [case for case in cases if case.estimated_bytes]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omlxd.core.errors import InvalidRequest
-from omlxd.daemon.request import Prompt
+from omlxd.daemon.wish import Prompt
 
 SYSTEM = "You are a patient assistant. " * 10
 Messages = Sequence[Mapping[str, Any]]

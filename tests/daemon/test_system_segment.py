@@ -23,7 +23,7 @@ class Codec:
     def __init__(self, template: Callable[[Messages], str]) -> None:
         self._template = template
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    def encode_chat(self, messages: Messages, tools: Messages = (), thinking: bool | None = None) -> list[int]:
         return [ord(letter) for letter in self._template(messages)]
 
     def encode_text(self, text: str) -> list[int]:

@@ -291,14 +291,18 @@ class Sampler:
             self._working.wait()
             if self._ended.wait(self._interval_s):
                 return
-            active = self._gauges.active_bytes()
-            total = active + self._gauges.cache_bytes()
+            active, total = self._look()
             self.peak_active_bytes = max(self.peak_active_bytes, active)
             self.peak_total_bytes = max(self.peak_total_bytes, total)
             seen, over_bytes = self.sampled, total - self.hard_bytes if self.hard_bytes else 0
             self.sampled = Sampled(
                 seen.samples + 1, seen.over_hard_samples + (over_bytes > 0), max(seen.over_hard_bytes, over_bytes)
             )
+
+    def _look(self) -> tuple[int, int]:
+        """`active`, and `active + cache` without a buffer that was freed or taken again between the two gauges."""
+        before, cache, after = self._gauges.active_bytes(), self._gauges.cache_bytes(), self._gauges.active_bytes()
+        return max(before, after), min(before, after) + cache
 
 
 def tame_glibc() -> None:

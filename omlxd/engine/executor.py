@@ -203,8 +203,8 @@ class PlanExecutor:
 
         A step frees buffers and takes others of sizes that it cannot reuse: what it holds and what it has freed add up,
         and passed the hard limit by 2.8 MB in the middle of a step that had been promised all that was left. Half of
-        the promise is kept free besides, since buffers that nobody holds are the cheapest to do without: steps were
-        seen to take up to 4 MB more than predicted, on 20.
+        the promise is kept free besides, since buffers that nobody holds are the cheapest to do without: else both
+        together were seen 3.9 MB over a hard limit that was 20 MB above the soft one.
         """
         hard, transient = self._plan.limits.hard_bytes, self._plan.transient_bytes * 3 // 2
         if hard and transient and self._gauges.cap_cache(hard - self._gauges.active_bytes() - transient):

@@ -25,13 +25,13 @@ LEVEL_STYLES: Final = {"ok": "green", "over": "yellow", "exhausted": "red"}
 
 def word(text: str) -> Text:
     """A name or a path as it is: no markup, and nothing that moves the cursor."""
-    shown = one_line(text)
-    return Text(shown if output.is_utf8(sys.stdout) else shown.encode("ascii", "replace").decode())
+    return Text(plain(one_line(text)))
 
 
 def plain(text: str) -> str:
-    """The text with the ornaments that stdout can show."""
-    return output.ornamented(text, sys.stdout)
+    """The text as stdout can show it: without UTF-8 there are no ornaments, and `?` stands for foreign letters."""
+    shown = output.ornamented(text, sys.stdout)
+    return shown if output.is_utf8(sys.stdout) else shown.encode("ascii", "replace").decode()
 
 
 def model_state(model: Mapping[str, Any]) -> Text:

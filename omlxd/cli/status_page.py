@@ -20,6 +20,7 @@ from omlxd.cli.values import clock, one_line
 from omlxd.core.units import format_bytes, format_duration
 
 WORTH_TELLING_BYTES: Final = 16 * 1024 * 1024  # less that belongs to nobody is what any process has
+WIDE_COLUMNS: Final = 90
 STALLED_S: Final = 5.0  # a step takes up to a second on a slow machine, an import three
 _STATE_WORDS: Final = {"starting": "starting (loading pinned models)"}
 
@@ -119,7 +120,7 @@ def limit_line(status: Mapping[str, Any], width: int) -> Text:
     soft, hard = memory["soft_limit"], memory["hard_limit"]
     limits = f"limit   {format_bytes(soft)} ({memory['binding']})" if soft else "limit   none"
     if soft and hard:
-        limits += f" · hard {format_bytes(hard)}"
+        limits += f" · hard {format_bytes(hard)}" + (f" ({memory['hard_binding']})" if width >= WIDE_COLUMNS else "")
     line = Text(plain(f"{limits} · "))
     line.append(enforcer["level"], style=LEVEL_STYLES.get(enforcer["level"], "yellow"))
     decisions = "1 decision" if enforcer["decisions"] == 1 else f"{enforcer['decisions']} decisions"

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from omlxd.core.states import EntryState
+from omlxd.daemon.listening import HEARTBEAT_S, JUDGED_S, wait_before_stream
 from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.waits import progress_words
@@ -37,12 +38,26 @@ async def test_a_load_and_its_request_say_who_is_in_the_way_and_what_is_short() 
 
 
 @on_virtual_time
+async def test_a_stream_begins_once_its_prompt_is_judged_but_sooner_for_who_wants_to_see_the_wait() -> None:
+    scene = Scene({"a": 600, "b": 600}, step_s=1.0, answer_tokens=None, fair_wait_s=None)
+    async with scene.pool as pool:
+        scene.enforcer(1000).start()
+        running = pool.generate("a", prompt="hi")
+        await until_decoding(running)
+        waiting = pool.generate("b", prompt="hi")
+        for wants_progress, waits_s in ((True, HEARTBEAT_S), (False, JUDGED_S + HEARTBEAT_S)):
+            began_s = scene.clock()
+            await wait_before_stream([waiting], wants_progress=wants_progress)
+            assert scene.clock() - began_s == pytest.approx(waits_s)
+
+
+@on_virtual_time
 async def test_a_load_behind_another_says_which() -> None:
     scene = Scene({"a": 600, "b": 100}, step_s=1.0, slice_bytes=60 * MIB)
     async with scene.pool as pool:
         scene.enforcer(1000).start()
         loads = [asyncio.create_task(pool.load(name)) for name in ("a", "b")]
-        await until(pool, lambda: pool.entries["a"].state is EntryState.LOADING)
+        await until(lambda: pool.entries["a"].state is EntryState.LOADING)
         assert MemoryMonitor(pool).model("b").waits_for == "waiting for `a` to be loaded first"
         await asyncio.gather(*loads)
 

@@ -13,6 +13,7 @@ from omlxd.cli.screen.feed import Feed, Look, read_status
 from omlxd.cli.screen.page import page
 from omlxd.cli.screen.state import ScreenState
 from omlxd.cli.screen.terminal import FullScreen
+from omlxd.core.errors import OmlxError
 
 REPAINT_S: Final = 1.0
 
@@ -24,7 +25,9 @@ def watch(client: Client) -> int:
         OmlxError: there was no daemon when it began, or what answers later is not one that is understood.
     """
     state, news = ScreenState(time.monotonic), queue.SimpleQueue[Look | str]()
-    state.see(Look(read_status(client)))  # or there is nothing to show, and the error goes where errors go
+    status = read_status(client)  # or there is nothing to show, and the error goes where errors go
+    _remember(client, state)
+    state.see(Look(status))
     with FullScreen(screen_console()) as screen:
 
         def tell(what: Look | str) -> None:
@@ -46,6 +49,15 @@ def watch(client: Client) -> int:
     if feed.failure is not None:
         raise feed.failure
     return 0
+
+
+def _remember(client: Client, state: ScreenState) -> None:
+    """What was before; a daemon of an older version may not tell."""
+    try:
+        told = client.get("/v1/control/history")
+        state.history.begin(state.clock(), told["ages_s"], told["used"])
+    except (OmlxError, KeyError):
+        pass
 
 
 def _take(state: ScreenState, feed: Feed, what: Look | str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from omlxd.cli.memory_bar import compared_bytes
@@ -22,6 +22,11 @@ class History:
         self._figures.append((at_s, compared_bytes(status)))
         while self._figures[0][0] < at_s - KEPT_S:
             self._figures.popleft()
+
+    def begin(self, now_s: float, ages_s: Sequence[float], used: Sequence[int]) -> None:
+        """Figures that the daemon has taken before, oldest first."""
+        told = zip(ages_s, used, strict=False)
+        self._figures.extendleft(reversed([(now_s - age_s, int(figure)) for age_s, figure in told if age_s <= KEPT_S]))
 
     def columns(self, now_s: float, cells: int) -> list[int | None]:
         """The highest figure of each of so many equal parts of the last `KEPT_S`, oldest first; None for no figure."""

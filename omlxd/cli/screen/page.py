@@ -60,7 +60,7 @@ Region = tuple[RenderableType, int]
 
 def page(state: ScreenState, columns: int, rows: int) -> RenderableType:
     """The page that fills such a terminal exactly."""
-    regions: list[Region] = [(_header(state), 1)]
+    regions: list[Region] = [(_header(state, columns), 1)]
     status = state.status
     if status is not None:
         apart = [(_blank(), 1)] if rows >= SPACIOUS_ROWS else []
@@ -100,12 +100,14 @@ def shared_out(wanted: Sequence[int], room: int) -> list[int]:
     return given
 
 
-def _header(state: ScreenState) -> Text:
+def _header(state: ScreenState, columns: int) -> Text:
     if state.status is None or state.trouble:
         line = Text("omlxd ", style="bold")
         line.append(plain("reconnecting… "), style="yellow")
-        return _cut(line.append(one_line(f"{state.trouble} ({format_duration(float(int(state.away_s)))})")))
-    return _cut(header(state.status))
+        return _cut(line.append(_words(f"{state.trouble} ({format_duration(float(int(state.away_s)))})")))
+    line, api = header(state.status), state.status.get("api")
+    address = plain(f" · http://{one_line(api)}") if api else ""
+    return _cut(line.append(address if line.cell_len + len(address) <= columns else ""))
 
 
 def _memory(state: ScreenState, status: Status, columns: int, rows: int) -> list[Region]:
@@ -128,7 +130,7 @@ def _memory(state: ScreenState, status: Status, columns: int, rows: int) -> list
     regions.append((_cut(limit_line(status, columns)), 1))
     level = status["enforcer"]["level"]
     if level != "ok" and (reason := status["enforcer"].get("reason")):
-        text = Text(_labelled("", label)).append(one_line(reason), style=LEVEL_STYLES.get(level, "yellow"))
+        text = Text(_labelled("", label)).append(_words(reason), style=LEVEL_STYLES.get(level, "yellow"))
         regions.append((_cut(text), 1))
     return regions
 
@@ -136,7 +138,7 @@ def _memory(state: ScreenState, status: Status, columns: int, rows: int) -> list
 def _models(state: ScreenState, status: Status) -> Rows | _Lines:
     models = state.models
     if not models:
-        return _Lines([Text(f"no models in {one_line(status['manifest'])}")])
+        return _Lines([Text(_words(f"no models in {status['manifest']}"))])
     names = [model["name"] for model in models]
     row = state.selected
     selected = names.index(row.name) if row is not None and row.kind == "model" and row.name in names else None
@@ -234,7 +236,7 @@ def _decision(record: dict[str, Any]) -> str:
 
 def _footer(state: ScreenState) -> Text:
     if state.question is not None:
-        text = Text(one_line(state.question.question), style="bold yellow")
+        text = Text(_words(state.question.question), style="bold yellow")
         return _cut(text.append(" y = yes, any other key = no", style="not bold"))
     if message := state.message_now:
         return _cut(Text(plain(message)))
@@ -244,6 +246,10 @@ def _footer(state: ScreenState) -> Text:
 
 def _note(text: str, style: str) -> Text:
     return _cut(Text(plain(f"    └ {one_line(text)}"), style=style))
+
+
+def _words(text: str) -> str:
+    return plain(one_line(text))
 
 
 def _blank() -> Text:

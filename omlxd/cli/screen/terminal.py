@@ -115,14 +115,13 @@ class FullScreen:
         elif self._reader.pending:
             keys = self._reader.flush()
         told = _read(self._heard_at) if self._heard_at in ready else b""
-        if ending := next((number for number in told if number in _ENDING), None):
-            return Heard(tuple(keys), ending)
-        if signal.SIGTSTP in told:
+        if signal.SIGTSTP in told and not any(number in _ENDING for number in told):
             self._stop()
+            told = _read(self._heard_at)  # the SIGCONT that ended the stop, and what came with it
         elif signal.SIGCONT in told:  # stopped by SIGSTOP: the shell has set the terminal as it likes it
             self._give_back()
             self._take()
-        return Heard(tuple(keys))
+        return Heard(tuple(keys), next((number for number in told if number in _ENDING), None))
 
     def _stop(self) -> None:
         """Give the terminal back and stop, as Ctrl-Z asks; take it again afterwards."""

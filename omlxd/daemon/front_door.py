@@ -25,6 +25,7 @@ from omlxd.daemon.http_errors import BodyTooLarge, KeyRefused, error_response
 from omlxd.daemon.log import trace_of
 
 MAX_BODY_BYTES = 8 * 2**20
+MAX_HEADER_BYTES = 32 * 1024
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN_TO_ALL = frozenset({"/health"})
 
@@ -82,6 +83,7 @@ class FrontDoor:
         over_tcp = scope["server"] is not None and scope["server"][1] is not None
         body = _BoundedBody(receive, self._max_body_bytes)
         try:
+            _check_header(scope)
             if over_tcp:
                 if (origin := self._allowed_origin(scope)) is not None:
                     send = _telling_the_browser(send, origin)
@@ -179,6 +181,13 @@ def _check_key(expected: str, authorization: str, key_alone: str) -> None:
             "the API key is missing or wrong",
             hint="send `Authorization: Bearer KEY` with `api.api_key` of the manifest",
         )
+
+
+def _check_header(scope: Scope) -> None:
+    """The server's parser bounds a header that it waits for; one that came at once it takes at any length."""
+    line_bytes = len(scope["path"]) + len(scope["query_string"])
+    if line_bytes + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+        raise InvalidRequest(f"the header is longer than {MAX_HEADER_BYTES} bytes")
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from omlxd.core.errors import Busy, InvalidRequest, OmlxError
+from omlxd.daemon.front_door import MAX_HEADER_BYTES
 from omlxd.daemon.sockets import may_connect
 
-MAX_HEADER_BYTES = 32 * 1024
 BACKLOG = 512
 READ_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 300.0

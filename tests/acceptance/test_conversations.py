@@ -30,6 +30,7 @@ SAID = ("Let me look.", "It is sunny in Bern today.", "You are welcome!")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: Any = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
 ANTHROPIC_TOOL: Any = {"name": "weather", "description": "Tells it.", "input_schema": CITY}
+TOO_LONG = b"x" * (8 * 2**20 + 1)
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
 
 
@@ -208,7 +209,7 @@ def refusals() -> dict[str, tuple[int, tuple[str, ...], str]]:
 @pytest.mark.parametrize("door", ["socket", "TCP"])
 def test_curl_is_told_by_the_status_what_is_wrong(daemon: Daemon, door: str, case: str) -> None:
     status, (*options, path), words = refusals()[case]
-    done = run_curl(daemon, door, path, *options, "--fail-with-body", content=b"x" * (8 * 2**20 + 1))
+    done = run_curl(daemon, door, path, *options, "--fail-with-body", content=TOO_LONG if "@-" in options else b"")
     body, _, code = done.stdout.rpartition("\n")
     assert (int(code), done.returncode) == (status, 22), done.stderr
     assert words in json.dumps(json.loads(body)["error"])
@@ -233,7 +234,7 @@ def test_curl_finds_control_routes_and_no_key_at_the_socket_alone(daemon: Daemon
 
 def test_the_llm_command(daemon: Daemon, tmp_path: Path) -> None:
     model = {"model_id": "omlxd", "model_name": "chat", "api_base": f"http://{daemon.ready['api']}/v1"}
-    table = [{**model, "supports_tools": True}]
+    table = [{**model, "supports_tools": True, "api_key_name": "omlxd"}]
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(table))  # which is YAML too
     functions = f"def weather(city: str) -> str:\n    return {{'Bern': {WEATHER!r}}}[city]"
 

@@ -211,7 +211,13 @@ class _GuardedProtocol(H11Protocol):
         if not between_requests:
             self._unwatch()
         if (between_requests or reads_body) and self._deadline is None:
-            self._deadline = self.loop.call_later(self._read_timeout_s, self.transport.abort)
+            self._deadline = self.loop.call_later(self._read_timeout_s, self._out_of_time)
+
+    def _out_of_time(self) -> None:
+        if self.transport.get_write_buffer_size():  # it still reads the last answer
+            self._deadline = self.loop.call_later(self._write_timeout_s, self.transport.abort)
+        else:
+            self.transport.abort()
 
     def _is_read_again(self) -> None:
         if self._unread is not None:

@@ -80,6 +80,7 @@ async def doors(
         Route("/v1/control/broken", _broken),
         Route("/v1/control/busy", _busy),
         Route("/v1/control/endless", endless),
+        Route("/v1/control/long", _long),
         Route("/v1/control/wait", wait, methods=["POST"]),
     ]
     handlers = {OmlxError: answer_omlx_error, HTTPException: answer_http_exception, Exception: answer_unexpected}
@@ -105,6 +106,10 @@ async def _echo(request: Request) -> Response:
 
 async def _broken(request: Request) -> Response:
     raise RuntimeError(PROMPT)
+
+
+async def _long(request: Request) -> Response:
+    return Response(b"x" * 4_000_000)  # more than sockets hold
 
 
 async def _busy(request: Request) -> Response:
@@ -250,8 +255,9 @@ async def test_what_is_not_http_gets_a_json_400_and_the_connection_is_closed(tmp
 @both_doors
 async def test_headers_are_bounded(tmp_path: Path, door: str) -> None:
     async with doors(tmp_path) as made:
-        answer = await raw(made.door(door), b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000)
-        assert answer.startswith(b"HTTP/1.1 400")
+        begun = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: " + b"x" * 40_000
+        for sent in (begun, begun + b"\r\n\r\n", begun.replace(b"/health", b"/health?" + b"x" * 40_000) + b"\r\n\r\n"):
+            assert (await raw(made.door(door), sent)).startswith(b"HTTP/1.1 400")
         assert (await fetch(made.door(door), "GET", "/health")).status == 200
 
 
@@ -323,6 +329,19 @@ async def test_a_client_that_waits_for_its_answer_is_not_cut_off(tmp_path: Path)
         waiting.close()
         async with asyncio.timeout(20):
             await made.closed.wait()
+
+
+async def test_a_client_that_reads_slowly_gets_the_end_of_its_answer(tmp_path: Path) -> None:
+    async with doors(tmp_path, read_timeout_s=0.05) as made:
+        reading = await asyncio.to_thread(connect, made.unix)
+        with reading:
+            reading.sendall(b"GET /v1/control/long HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await asyncio.to_thread(reading.recv, 12) == b"HTTP/1.1 200"
+            for _ in range(2):  # connections that were opened later have been cut off by then
+                with contextlib.suppress(ConnectionResetError):
+                    assert await raw(made.unix, b"") == b""
+            rest = await asyncio.to_thread(_read, reading, 4_000_001)
+        assert len(rest) > 4_000_000  # with its header
 
 
 async def test_one_connection_too_many_is_told_to_come_back_and_the_other_door_stays_open(tmp_path: Path) -> None:
@@ -399,6 +418,13 @@ async def test_another_users_process_is_cut_off_without_an_answer(
         with pytest.raises((ConnectionError, OSError)):
             await fetch(made.unix, "GET", "/health")
         assert (await fetch(made.tcp, "GET", "/health")).status == 200
+
+
+def _read(peer: socket.socket, least_bytes: int) -> bytes:
+    received = b""
+    while len(received) < least_bytes and (part := peer.recv(65_536)):
+        received += part
+    return received
 
 
 def _start_reading(path: Path) -> socket.socket:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -88,7 +89,7 @@ class FrontDoor:
                 if (origin := self._allowed_origin(scope)) is not None:
                     send = _telling_the_browser(send, origin)
                     if scope["method"] == "OPTIONS":
-                        return await _PREFLIGHT(scope, receive, send)  # browsers ask without the key
+                        return await _preflight(scope)(scope, receive, send)  # browsers ask without the key
                 self._check_tcp(scope)
             if (_header(scope, b"upgrade") or "").lower() == "websocket":
                 raise InvalidRequest("omlxd does not speak WebSocket", hint="send a plain HTTP request")
@@ -128,14 +129,19 @@ class FrontDoor:
             _check_key(rules.api_key, _header(scope, b"authorization") or "", _header(scope, b"x-api-key") or "")
 
 
-_PREFLIGHT = Response(
-    status_code=204,
-    headers={
+_USUAL_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
+
+
+def _preflight(scope: Scope) -> Response:
+    """What a page of a listed origin may send: any header, since the clients' libraries add a dozen of their own."""
+    asked = _header(scope, b"access-control-request-headers") or ""
+    headers = {
         "access-control-allow-methods": "GET, POST",
-        "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
+        "access-control-allow-headers": asked if _HEADER_NAMES.fullmatch(asked) else _USUAL_HEADERS,
         "access-control-max-age": "600",
-    },
-)
+    }
+    return Response(status_code=204, headers=headers)
 
 
 def _telling_the_browser(send: Send, origin: str) -> Send:

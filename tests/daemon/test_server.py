@@ -180,6 +180,23 @@ async def test_unknown_paths_and_methods_are_answered_in_the_shape_of_their_api(
         assert "GET" in method.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "in `/v1`"),
+        ("/v1/v1/messages", "leave `/v1` out"),
+        ("/v1/responses", "`/v1/chat/completions`"),
+        ("/api/chat", "`/v1/chat/completions`"),
+        ("/v1/embeddings", ""),
+    ],
+)
+async def test_a_client_with_a_wrong_address_is_told_the_right_one(tmp_path: Path, path: str, hint: str) -> None:
+    async with doors(tmp_path) as made:
+        answer = await fetch(made.tcp, "POST", path, {})
+        assert answer.status == 404
+        assert hint in (answer.json["error"]["hint"] or "")
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:1234", "[::1]:80"])
 async def test_our_own_names_are_answered_on_tcp(tmp_path: Path, host: str) -> None:
     async with doors(tmp_path) as made:

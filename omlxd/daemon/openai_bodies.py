@@ -95,7 +95,6 @@ class ChatBody(AnswerBody):
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
     safety_identifier: str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -104,7 +103,6 @@ class ChatBody(AnswerBody):
     parallel_tool_calls: Literal[True] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
     @model_validator(mode="after")
     def _likeliest_of_what(self) -> ChatBody:
@@ -132,10 +130,8 @@ class ChatBody(AnswerBody):
 
     @property
     def thinking(self) -> bool | None:
-        """Whether the model is to reason first; None for its template's way, which knows no more or less of it."""
-        if self.chat_template_kwargs is not None and self.chat_template_kwargs.enable_thinking is not None:
-            return self.chat_template_kwargs.enable_thinking
-        return False if self.reasoning_effort == "none" else None
+        """Whether the model is to reason first; None for its template's way."""
+        return self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs is not None else None
 
     @property
     def length(self) -> int | None:

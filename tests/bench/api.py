@@ -15,16 +15,17 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.api_requests import CONTEXT, Asked, requests
+from tests.bench.api_requests import CONTEXT, PLAIN, Asked, requests
 from tests.bench.scratch import CHECKOUT
 from tests.bench.servers import PEER, Address, mlx_lm_server, our_daemon
 
 TIMEOUT_S = 60.0
+_OF_ANY_ANSWER = ("HTTP status", "error", "error's fields", "answers the next")
 SAME, DIFFERENT, OURS, THEIRS = "same", "different", "ours only", "theirs only"
 _MAKE = "import sys; from pathlib import Path; from tests.fakes.scripted_model import make_scripted;" + (
     " make_scripted(Path(sys.argv[1]), context=int(sys.argv[2]))"
@@ -60,26 +61,42 @@ def main() -> int:
 
 
 def compared() -> Iterator[Line]:
-    """Start both servers, ask, and compare."""
+    """Start both servers, ask, and compare; one that a request has broken is started anew for the next."""
     with tempfile.TemporaryDirectory(prefix="omlxd-api-") as root:
         model, home = Path(root) / "model", Path(root) / "home"
         subprocess.run([sys.executable, "-c", _MAKE, str(model), str(CONTEXT)], cwd=CHECKOUT, check=True)
         home.mkdir(mode=0o700)
-        with our_daemon(home, {"chat": model}, prefix_cache=0) as daemon, mlx_lm_server(model) as (address, _):
+        with our_daemon(home, {"chat": model}) as daemon, ExitStack() as peers:
             daemon.load("chat")
+            peer, _ = peers.enter_context(mlx_lm_server(model))
             for asked in requests():
-                ours, theirs = fields_of(asked, daemon.api, "chat"), fields_of(asked, address, "default_model")
-                for field in dict.fromkeys([*ours, *theirs]):
-                    mine, yours = ours.get(field), theirs.get(field)
-                    yield Line(asked.what, field, _verdict(field, ours, theirs), mine, yours)
+                ours, theirs = _answered(asked, daemon.api, "chat"), _answered(asked, peer, "default_model")
+                for field in _fields(ours, theirs):
+                    yield Line(asked.what, field, _verdict(field, ours, theirs), ours.get(field), theirs.get(field))
+                if theirs["answers the next"] is False:
+                    peers.close()
+                    peer, _ = peers.enter_context(mlx_lm_server(model))
+
+
+def _fields(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """All fields of both; of an answer beside an error only that it is one."""
+    fields = dict.fromkeys([*ours, *theirs])
+    if ("error" in ours) is ("error" in theirs):
+        return list(fields)
+    return [field for field in fields if field in _OF_ANY_ANSWER]
+
+
+def _answered(asked: Asked, address: Address, model: str) -> dict[str, Any]:
+    """The answer's fields, and whether a plain request is still answered after it."""
+    found = fields_of(asked, address, model)
+    return {**found, "answers the next": fields_of(PLAIN, address, model)["HTTP status"] == http.client.OK}
 
 
 def _verdict(field: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    if field not in theirs:
-        return OURS
-    if field not in ours:
-        return THEIRS
-    return SAME if ours[field] == theirs[field] else DIFFERENT
+    """What is null on one side and missing on the other is the same to a client."""
+    if ours.get(field) == theirs.get(field):
+        return SAME
+    return OURS if field not in theirs else THEIRS if field not in ours else DIFFERENT
 
 
 def fields_of(asked: Asked, address: Address, model: str) -> dict[str, Any]:
@@ -90,9 +107,9 @@ def fields_of(asked: Asked, address: Address, model: str) -> dict[str, Any]:
             response = connection.getresponse()
             content = response.read().decode()
         except (OSError, http.client.HTTPException) as error:
-            return {"status": f"no answer ({type(error).__name__})"}
-    fields: dict[str, Any] = {"status": response.status, "content-type": response.getheader("content-type")}
-    if fields["content-type"] == "text/event-stream":
+            return {"HTTP status": f"no answer ({type(error).__name__})"}
+    fields: dict[str, Any] = {"HTTP status": response.status, "content-type": response.getheader("content-type")}
+    if str(fields["content-type"]).startswith("text/event-stream"):
         return {**fields, **_stream_fields(content)}
     try:
         return {**fields, **_flat(json.loads(content))}
@@ -118,6 +135,9 @@ def _stream_fields(content: str) -> dict[str, Any]:
 
 def _flat(value: Any, at: str = "") -> dict[str, Any]:
     """Leaves by their path. Lists of objects are taken by their first element; what differs each time, by its kind."""
+    if at == "error":
+        fields = sorted(value) if isinstance(value, dict) else []
+        return {"error": value["message"] if fields else value, "error's fields": ", ".join(fields) or "none, a text"}
     if isinstance(value, dict) and value:
         found: dict[str, Any] = {}
         for key, inner in value.items():
@@ -132,7 +152,15 @@ def _kind(at: str, value: Any) -> Any:
     name = at.rpartition(".")[2]
     if name == "id" and isinstance(value, str):
         return "an id" if "-" not in value else f"{value.partition('-')[0]}-…" if value.startswith("c") else "an id"
-    if name in ("created", "first_token_s", "tokens_per_s", "uptime_s", "system_fingerprint", "logprob"):
+    if name in (
+        "cached_tokens",
+        "created",
+        "first_token_s",
+        "tokens_per_s",
+        "uptime_s",
+        "system_fingerprint",
+        "logprob",
+    ):
         return f"a {type(value).__name__}"
     if name == "model":
         return "the model's name"
@@ -146,7 +174,7 @@ def table(lines: list[Line]) -> str:
         if line.request != request:
             request = line.request
             told.append(request)
-        told.append(f"  {line.field:<46} {line.verdict:<12} {_short(line.ours):<50} {_short(line.theirs)}".rstrip())
+        told.append(f"  {line.field:<44} {line.verdict:<12} {_short(line.ours):<50} {_short(line.theirs)}".rstrip())
     return "\n".join(told)
 
 

@@ -12,6 +12,9 @@ CONTEXT = 4096
 """Tokens that the model's configuration claims; a character is one."""
 
 ASK: Any = [{"role": "user", "content": "How is the weather in Bern?"}]
+"""The model answers with a thought, a word and a tool call."""
+TALK: Any = [*ASK, {"role": "assistant", "content": "Cold."}, {"role": "user", "content": "And today?"}]
+"""The model answers with text alone."""
 TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}},
@@ -40,25 +43,30 @@ class Asked:
         return json.dumps({"model": model, **self.body} if isinstance(self.body, dict) else self.body).encode()
 
 
+PLAIN = Asked("plain", "POST", CHAT, {"messages": TALK, "temperature": 0, "max_tokens": 2})
+
+
 def requests() -> Iterator[Asked]:
     """All of them, in the order of the table."""
     yield Asked("health", "GET", "/health")
     yield Asked("models", "GET", "/v1/models")
     yield Asked("an unknown path", "GET", "/v1/nothing")
     yield from _chats()
+    yield Asked("chat at a path without `/v1`", "POST", "/chat/completions", PLAIN.body)
     yield from _completions()
     yield from _bad()
 
 
 def _chats() -> Iterator[Asked]:
-    chat = {"messages": ASK, "temperature": 0, "max_tokens": 64}
+    chat = {"messages": TALK, "temperature": 0, "max_tokens": 64}
+    first = {"messages": ASK}
     for what, more in {
         "chat": {},
         "chat, cut by max_tokens": {"max_tokens": 5},
         "chat, max_completion_tokens": {"max_tokens": None, "max_completion_tokens": 5},
         "chat, without max_tokens": {"max_tokens": None},
-        "chat, stop": {"stop": ["look"]},
-        "chat, stop as a text": {"stop": "look"},
+        "chat, stop": {"stop": ["in Bern"]},
+        "chat, stop as a text": {"stop": "in Bern"},
         "chat, seed": {"temperature": 1.0, "seed": 7},
         "chat, two answers": {"n": 2},
         "chat, logprobs": {"logprobs": True, "max_tokens": 3},
@@ -73,7 +81,9 @@ def _chats() -> Iterator[Asked]:
         },
         "chat, xtc": {"xtc_probability": 0.1, "xtc_threshold": 0.1},
         "chat, repetition_context_size": {"repetition_context_size": 10},
-        "chat, tools": {"tools": [TOOL]},
+        "chat, tools": {**first, "tools": [TOOL]},
+        "chat, a call of a tool that was not offered": first,
+        "chat, cut in its reasoning": {**first, "max_tokens": 3},
         "chat, text parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
         "chat, a tool's result": {
             "messages": [
@@ -87,9 +97,9 @@ def _chats() -> Iterator[Asked]:
         "chat, notes for the record": {"user": "me", "store": False, "metadata": {"run": "1"}, "service_tier": "auto"},
         "stream": {"stream": True},
         "stream, usage": {"stream": True, "stream_options": {"include_usage": True}},
-        "stream, tools": {"stream": True, "tools": [TOOL]},
+        "stream, tools": {**first, "stream": True, "tools": [TOOL]},
         "stream, top_logprobs": {"stream": True, "logprobs": True, "top_logprobs": 2, "max_tokens": 3},
-        "stream, stop": {"stream": True, "stop": ["look"]},
+        "stream, stop": {"stream": True, "stop": ["in Bern"]},
     }.items():
         yield Asked(what, "POST", CHAT, {key: value for key, value in {**chat, **more}.items() if value is not None})
 
@@ -122,15 +132,15 @@ def _bad() -> Iterator[Asked]:
         "an image": {
             "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
         },
-        "max_tokens as a text": {"messages": ASK, "max_tokens": "5"},
-        "max_tokens 0": {"messages": ASK, "max_tokens": 0},
-        "temperature -1": {"messages": ASK, "temperature": -1},
-        "temperature 5": {"messages": ASK, "temperature": 5, "max_tokens": 4},
-        "top_p 2": {"messages": ASK, "top_p": 2},
-        "stop as a number": {"messages": ASK, "stop": 5, "max_tokens": 4},
-        "logit_bias of words": {"messages": ASK, "logit_bias": {"word": 1}},
-        "a misspelt field": {"messages": ASK, "max_tokns": 4, "max_tokens": 4},
-        "response_format json_object": {"messages": ASK, "response_format": {"type": "json_object"}, "max_tokens": 4},
+        "max_tokens as a text": {"messages": TALK, "max_tokens": "5"},
+        "max_tokens 0": {"messages": TALK, "max_tokens": 0},
+        "temperature -1": {"messages": TALK, "temperature": -1},
+        "temperature 5": {"messages": TALK, "temperature": 5, "max_tokens": 4},
+        "top_p 2": {"messages": TALK, "top_p": 2},
+        "stop as a number": {"messages": TALK, "stop": 5, "max_tokens": 4},
+        "logit_bias of words": {"messages": TALK, "logit_bias": {"word": 1}},
+        "a misspelt field": {"messages": TALK, "max_tokns": 4, "max_tokens": 4},
+        "response_format json_object": {"messages": TALK, "response_format": {"type": "json_object"}, "max_tokens": 4},
         "tool_choice required": {"messages": ASK, "tools": [TOOL], "tool_choice": "required", "max_tokens": 64},
         "a prompt beyond the context": {
             "messages": [{"role": "user", "content": "x" * (CONTEXT + 1)}],

@@ -332,8 +332,6 @@ async def test_a_coding_agent_is_answered_and_its_prompt_counted(tmp_path: Path)
     ("change", "param"),
     [
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
-        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"speed": "fast"}, "speed"),
     ],

@@ -62,7 +62,7 @@ async def test_streamed_calls_come_whole_and_numbered_and_nothing_of_them_is_con
             content += choice.delta.content or ""
             calls += choice.delta.tool_calls or []
             reasons.append(choice.finish_reason)
-        assert (content, reasons[-1]) == ("Two: ", "tool_calls")
+        assert (content, reasons[-1]) == ("Two:", "tool_calls")
         assert [call.index for call in calls] == [0, 1]
         assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Bern", "Basel"]
         assert len({call.id for call in calls}) == 2

@@ -178,16 +178,3 @@ def test_an_answer_can_be_sent_back_as_clients_keep_it() -> None:
     message = chat(messages=[*HELLO, said]).messages[1].for_template()
     called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}
     assert message == {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]}
-
-
-@pytest.mark.parametrize(
-    ("change", "thinking"),
-    [
-        ({}, None),
-        ({"reasoning_effort": "none"}, False),
-        ({"reasoning_effort": "high"}, None),
-        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
-    ],
-)
-def test_no_effort_is_no_reasoning(change: dict[str, Any], thinking: bool | None) -> None:
-    assert chat(**change).thinking is thinking

@@ -39,6 +39,8 @@ def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
         parts.append(Text(f"no models in {status['manifest']}"))
     if status["requests"]:
         parts += [Text(), requests_table(status["requests"])]
+        waiting = [request for request in status["requests"] if request.get("waits_for")]
+        parts += [_note(request["id"], request["waits_for"], "yellow") for request in waiting]
     decisions = [_decision(record) for record in status["recent_decisions"][-5:]]
     if decisions:
         parts += [Text(), Text("last decisions", style="bold"), *decisions]
@@ -148,8 +150,13 @@ def _prefix_caches(models: Iterable[Mapping[str, Any]]) -> list[RenderableType]:
 
 
 def _notes(models: Iterable[Mapping[str, Any]]) -> list[RenderableType]:
-    """Why a model is not there."""
-    return [Text(one_line(f"{model['name']}: {model['error']}"), style="red") for model in models if model["error"]]
+    """What a load waits for, or why a model is not there."""
+    waits = [_note(model["name"], model["waits_for"], "yellow") for model in models if model.get("waits_for")]
+    return [*waits, *(_note(model["name"], model["error"], "red") for model in models if model["error"])]
+
+
+def _note(name: str, text: str, style: str) -> Text:
+    return Text(plain(one_line(f"{name}: {text}")), style=style)
 
 
 def _decision(record: Mapping[str, Any]) -> Padding:

@@ -156,6 +156,6 @@ def test_a_terminal_without_a_prompt_gets_a_hint(fake: FakeDaemon, environment: 
 
 def test_colours_only_on_a_terminal_that_wants_them(fake: FakeDaemon, environment: dict[str, str]) -> None:
     colourful = environment | {"TERM": "xterm-256color"}
-    assert "\x1b[" not in _on_a_terminal(colourful, "status")
+    assert "\x1b[" not in _on_a_terminal(colourful, "status", "--once")
     colourful.pop("NO_COLOR")
-    assert "\x1b[32mready\x1b[0m" in _on_a_terminal(colourful, "status")
+    assert "\x1b[32mready\x1b[0m" in _on_a_terminal(colourful, "status", "--once")

@@ -12,7 +12,7 @@ from omlxd.cli.client import Client, model_path
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json, Model
 from omlxd.core.errors import Unreachable, from_json
-from omlxd.core.units import format_bytes, format_duration
+from omlxd.core.units import format_bytes, format_duration, format_left
 
 
 def models(context: typer.Context, json: Json = False) -> None:
@@ -126,7 +126,7 @@ def _progress_text(progress: dict[str, Any]) -> str:
     if progress.get("total_bytes"):
         text += f" of {format_bytes(progress['total_bytes'])}"
     left_s = progress.get("left_s")
-    return text if left_s is None else f"{text}, {format_duration(left_s)} left"
+    return text if left_s is None else f"{text}, {format_left(left_s)}"
 
 
 def _weights(view: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from omlxd.daemon.entry import EnginePoolEntry
 
 
+SPEED_SEEN_S: Final = 0.5  # slices are told in crowds while the loop is busy: less says nothing about their speed
 NO_NOTE: Final = "waiting for its turn"
 
 
@@ -78,7 +79,9 @@ class LoadTicket:
         if self._began_s is None:
             return None
         now_s, left_bytes = self.entry.clock(), max(0, self.total_bytes - self.done_bytes)
-        first_s, first_bytes = self._first or (self._began_s, 0)
+        first_s, first_bytes = self._first or (now_s, 0)
+        if now_s - first_s < SPEED_SEEN_S:  # its beginning is slower than the rest, but better than no measure
+            first_s, first_bytes = self._began_s, 0
         if self.done_bytes > first_bytes and now_s > first_s:
             return left_bytes * (now_s - first_s) / (self.done_bytes - first_bytes)
         last = self.entry.last_load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from omlxd.core.states import EntryState, RequestState
-from omlxd.core.units import format_bytes, format_duration
+from omlxd.core.units import format_bytes, format_left
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.load_ticket import NO_NOTE
 from omlxd.daemon.request import Generation
@@ -47,7 +47,7 @@ def progress_words(pool: EnginePool, generation: Generation) -> str:
     entry = pool.entries[generation.model]
     if entry.state is EntryState.LOADING and entry.ticket is not None:
         status = entry.ticket.status
-        left = f", {format_duration(status.left_s)} left" if status.left_s is not None else ""
+        left = f", {format_left(status.left_s)}" if status.left_s is not None else ""
         done = 100 * status.done_bytes // max(1, status.total_bytes)
         return f"loading {entry.name} {done}% of {format_bytes(status.total_bytes)}{left}"
     if generation.state is RequestState.PREFILL and generation.prompt_tokens:

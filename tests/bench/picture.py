@@ -62,37 +62,39 @@ def _use(daemon: RunningDaemon) -> None:
     daemon.client.call("POST", "/v1/control/models/chat/pin", {})
     ends_s = time.monotonic() + USED_FOR_S
     while time.monotonic() < ends_s:
-        for model in ("chat", "coder", "chat", "small"):
-            daemon.load(model)
+        for model in ("chat", "coder", "small", "chat"):
             chat(daemon.api, model, STORY, 60)
-        daemon.unload("coder")
-        chat(daemon.api, "chat", STORY, 120)
-        daemon.load("writer")
-    daemon.unload("writer")
-    daemon.load("coder")
-    daemon.load("small")
+        chat(daemon.api, "writer", STORY, 20)  # for which `coder` has to go, as it has to go for `coder`
+    for model in ("coder", "small"):
+        daemon.load(model)
 
 
 def _in_the_middle_of_a_load(daemon: RunningDaemon) -> dict[str, Any]:
     """A status while `writer` takes the place of `coder`, one request decodes and another reads its prompt."""
     for _ in range(20):
-        with _asked(daemon, "chat", 400), _asked(daemon, "small", 400), _loading(daemon, "writer") as loading:
+        with (
+            _asked(daemon, "small", STORY, 600),
+            _asked(daemon, "chat", STORY * 4, 20),
+            _loading(daemon, "writer") as loading,
+        ):
             while loading.is_alive():
                 status = daemon.status()
                 writer = next(model for model in status["models"] if model["name"] == "writer")
                 states = {request["state"] for request in status["requests"]}
-                if 0.3 < (writer["load_progress"] or 0) < 0.9 and "decode" in states and len(status["requests"]) > 1:
+                if 0.2 < (writer["load_progress"] or 0) < 0.9 and states == {"decode", "prefill"}:
                     return status
-        daemon.unload("writer")
         daemon.load("coder")
     raise RuntimeError("no look fell into the middle of a load")
 
 
 @contextmanager
-def _asked(daemon: RunningDaemon, model: str, tokens: int) -> Iterator[None]:
-    thread = threading.Thread(target=chat, args=(daemon.api, model, STORY, tokens), daemon=True)
+def _asked(daemon: RunningDaemon, model: str, prompt: str, tokens: int) -> Iterator[None]:
+    thread = threading.Thread(target=chat, args=(daemon.api, model, prompt, tokens), daemon=True)
     thread.start()
-    while not any(request["model"] == model for request in daemon.status()["requests"]):
+    while not any(
+        request["model"] == model and request["state"] in ("prefill", "decode")
+        for request in daemon.status()["requests"]
+    ):
         pass
     yield
     thread.join()

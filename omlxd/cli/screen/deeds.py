@@ -21,6 +21,8 @@ def begin(client: Client, wish: Wish, tell: Callable[[str], None]) -> None:
             tell(do(client, wish))
         except OmlxError as error:
             tell(f"{error.message}; {error.hint}" if error.hint else error.message)
+        except OSError as error:
+            tell(f"the daemon could not be asked: {error}")
 
     threading.Thread(target=work, name=f"omlxd-{wish.verb}", daemon=True).start()
 

@@ -17,7 +17,7 @@ STATUS_PATH: Final = "/v1/control/status"
 EVENTS_PATH: Final = "/v1/control/events?follow=true"
 SCHEMA: Final = 1  # of the status that is understood here
 LOOK_S: Final = 1.0
-LEAST_GAP_S: Final = 0.1  # events come in crowds
+LEAST_GAP_S: Final = 0.2  # events come in crowds, and a screen costs 20 to 50 ms to draw
 TRY_AGAIN_S: Final = 0.25
 LONGEST_SILENCE_S: Final = 45.0  # three heartbeats
 ANSWER_S: Final = 5.0
@@ -80,7 +80,7 @@ class Bell:
                         self._rung.set()
                         if self.closed:
                             return
-            except OmlxError:
+            except (OmlxError, OSError):
                 pass  # the look at the status tells it
             self._rung.set()
             self._closed.wait(TRY_AGAIN_S)
@@ -115,7 +115,7 @@ class Feed:
     def __init__(self, client: Client, tell: Callable[[Look], None]) -> None:
         self._client, self._tell = client, tell
         self._bell = Bell(client)
-        self.failure: BaseException | None = None
+        self.failure: Exception | None = None
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._run, name="omlxd-status", daemon=True).start()
@@ -134,6 +134,6 @@ class Feed:
         try:
             for look in looks(self._client, self._bell):
                 self._tell(look)
-        except OmlxError as error:
+        except Exception as error:  # told by who waits for looks, on a terminal that has been given back
             self.failure = error
-            self._tell(Look(None, error))
+            self._tell(Look(None))

@@ -28,7 +28,7 @@ from omlxd.cli.screen.state import ScreenState
 from omlxd.cli.sentences import decision_sentence
 from omlxd.cli.status_page import header, limit_line
 from omlxd.cli.values import clock, one_line
-from omlxd.core.units import format_bytes, format_duration
+from omlxd.core.units import format_bytes, format_duration, format_left
 
 KEYS: Final = "q quit · {} select · p pin · l load · u unload · a abort"
 LEAST_LINES: Final = 3  # a heading, a row, and how many there are more
@@ -175,7 +175,7 @@ def load_words(model: dict[str, Any]) -> str:
     total = model["weights_bytes"] or 0
     words = f"{format_bytes(int(total * model['load_progress']))} of {format_bytes(total)}"
     left_s = model.get("load_left_s")
-    return words if left_s is None else f"{words}, {format_duration(left_s)} left"
+    return words if left_s is None else f"{words}, {format_left(left_s)}"
 
 
 def _requests(state: ScreenState) -> Rows | None:

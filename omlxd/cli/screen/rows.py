@@ -60,11 +60,11 @@ class Rows:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or self.height
         whole = options.update(width=width, height=None, no_wrap=True)
-        heading, *rows = console.render_lines(self._table(width), whole)
         first, last = self._window(height - 1)
+        heading, *rows = console.render_lines(self._table(width, first, last), whole)
         shown = [heading]
-        for at in range(first, last):
-            shown.append(rows[at])
+        for at, row in zip(range(first, last), rows, strict=True):
+            shown.append(row)
             if (note := self._notes[at]) is not None:
                 shown += console.render_lines(note, whole)[:1]
         if left_out := _left_out(first, len(self._rows) - last):
@@ -73,7 +73,7 @@ class Rows:
             yield from line
             yield Segment.line()
 
-    def _table(self, width: int) -> Table:
+    def _table(self, width: int, first: int, last: int) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", expand=True)
         kept = [at for at, column in enumerate(self._columns) if width >= column.from_width]
         table.add_column(Text(" "), no_wrap=True)
@@ -86,9 +86,11 @@ class Rows:
             )
         table.add_column("", ratio=1)  # takes what is left, so that a selected row is one to the edge
         mark = plain("›")
-        for number, row in enumerate(self._rows):
-            chosen = number == self._selected
+        for number in range(first, last):
+            row, chosen = self._rows[number], number == self._selected
             cells = [_one_line(row[at]) for at in kept]
+            if chosen:  # one colour: reversed ones would be a patchwork
+                cells = [Text(cell.plain, no_wrap=True, overflow=cell.overflow) for cell in cells]
             table.add_row(mark if chosen else " ", *cells, "", style="reverse" if chosen else "")
         return table
 

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
+    from omlxd.daemon.awake_clock import AwakeEventLoop
     from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
 
     config = DaemonConfig(
@@ -69,7 +70,8 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
         )
         _leave(1 if ended.cut_short and options.supervisor is None else 0)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=AwakeEventLoop) as runner:
+        runner.run(run())
 
 
 def _leave(status: int) -> NoReturn:

@@ -1,10 +1,10 @@
 """The clock of the daemon: seconds in which it could have worked. Time asleep is no idle time, and no delay.
 
 While a machine sleeps, CLOCK_MONOTONIC of Linux and mach_absolute_time of macOS, which Python's `time.monotonic` reads,
-stand still (PEP 418, clock_gettime(3)). They go on while the process alone is stopped: by SIGSTOP, a frozen cgroup, a
-debugger, or a virtual machine whose host slept. Then every timer would be due in the first second after it: models
-would be unloaded as unused, requests end as too late, and the engine be called stuck. So a gap between two readings that
-no working daemon makes counts as nothing, and the event loop's own timers run on this clock too. The wall clock decides
+stand still (clock_gettime(3), PEP 418). They go on while the process alone is stopped: by SIGSTOP, a frozen cgroup, a
+debugger, or with a virtual machine. Then every timer would be due in the first second after it: models would be
+unloaded as unused, requests end as too late, and the engine be called stuck. So a gap between two readings that no
+working daemon makes counts as nothing, and the event loop's own timers run on this clock too. The wall clock decides
 nothing: it only dates events.
 """
 

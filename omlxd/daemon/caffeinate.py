@@ -1,8 +1,8 @@
 """Holds off the idle sleep of a Mac by `caffeinate -i -w PID`, a child of the daemon's.
 
 The command is part of macOS and documented (caffeinate(8)); `pmset -g assertions` names it; it ends with the process of
-that number, so that a daemon that is killed leaves nothing behind. IOKit's `IOPMAssertionCreateWithName` by ctypes would
-save the child, but a wrong signature there ends the process with all of its models, and can be tried on a Mac only.
+that number, so that a daemon that is killed leaves nothing behind. IOKit's `IOPMAssertionCreateWithName` by ctypes
+would save the child, but a wrong signature there ends the process with all of its models, and only a Mac would tell.
 The lid of a notebook, the power button and an empty battery win over it, as they should.
 """
 

@@ -1,4 +1,4 @@
-"""What watches a running daemon beside the enforcer: time to live, stalls, pauses, sleep, and the manager's watchdog."""
+"""What watches a daemon beside the enforcer: time to live, stalls, pauses, sleep, and the manager's watchdog."""
 
 from __future__ import annotations
 

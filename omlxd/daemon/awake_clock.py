@@ -38,16 +38,18 @@ class AwakeClock:
         self._monotonic = monotonic or _monotonic
         self._longest_gap_s = longest_gap_s
         self._lock = threading.Lock()
-        self._seen_s = self._monotonic()
+        self._seen_s = self._awake_s = self._monotonic()
         self._stopped_s = 0.0
 
     def __call__(self) -> float:
         with self._lock:
             now_s = self._monotonic()
-            if now_s - self._seen_s > self._longest_gap_s:
-                self._stopped_s += now_s - self._seen_s
-            self._seen_s = now_s
-            return now_s - self._stopped_s
+            gap_s, self._seen_s = now_s - self._seen_s, now_s
+            if gap_s > self._longest_gap_s:
+                self._stopped_s += gap_s
+            else:
+                self._awake_s += gap_s  # summed up: a difference of large numbers could go back by a rounding
+            return self._awake_s
 
     @property
     def stopped_s(self) -> float:

@@ -39,7 +39,8 @@ def test_after_eight_hours_of_sleep_everything_goes_on_where_it_was(
         assert all(each["age_s"] < 600 for each in after["requests"])
         (idle,) = [model for model in after["models"] if model["name"] == "idle"]
         assert 0 < idle["ttl_left_s"] <= 60
-        assert (after["state"], after["stalled_s"]) == ("ready", None)
+        assert after["state"] == "ready"
+        assert (after["stalled_s"] or 0.0) < 60
         assert daemon.ask("GET", "/health").json["status"] == "ok"
         daemon.control("DELETE", f"requests/{after['requests'][0]['id']}")
         assert len(errors_in(list(running))) == 1

@@ -86,7 +86,7 @@ def test_the_device_line_tells_what_metal_would_allow_and_what_the_user_has_set(
     greedy = judge_device(Machine(16 * GIB, 16 * GIB, "metal"), 16 * GIB)
     assert greedy.found == "the wired limit 16.0 GiB leaves the system less than 5 %"
     assert greedy.remedy == command
-    assert judge_device(Machine(16 * GIB, 4 * GIB, "cgroup"), None).found == "cgroup allows 4.0 GiB of 16.0 GiB"
+    assert judge_device(Machine(16 * GIB, 4 * GIB, "cgroup"), None).found == "cgroup allows 4.00 GiB of 16.0 GiB"
 
 
 def test_elsewhere_no_sysctl_helps() -> None:

@@ -11,10 +11,9 @@ import typer
 from omlxd import __version__
 from omlxd.cli import output
 from omlxd.cli.client import Client
-from omlxd.cli.daemon import ManifestFile
 from omlxd.cli.holder import Holder, holder_of
 from omlxd.cli.invocation import home_of
-from omlxd.cli.options import Json
+from omlxd.cli.options import Json, ManifestFile
 from omlxd.cli.process import StartOptions
 from omlxd.cli.service_spec import host_of
 from omlxd.core.checkup import Finding, Health, judge_running, warning, well, wrong

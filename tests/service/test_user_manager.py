@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from omlxd.service.spec import service_name
 from tests.service.user_manager import CannotRun, UserManager, user_manager
 
 pytestmark = pytest.mark.slow
@@ -34,11 +35,12 @@ class Service:
 
     @property
     def unit(self) -> str:
-        return f"{json.loads(self.omlxd('service', 'status', '--json'))['name']}.service"
+        default = Path(self.manager.environment["HOME"]) / ".omlxd"
+        return f"{service_name(self.home, default)}.service"
 
     @property
     def pid(self) -> int:
-        return int(json.loads(self.omlxd("status", "--json"))["pid"])
+        return int(self.manager.show(self.unit, "MainPID"))
 
     def set(self, *lines: str) -> None:
         """Change settings of the unit in the user's own way, beside our file."""
@@ -79,8 +81,8 @@ def test_it_runs_comes_back_after_a_crash_and_at_the_next_login_and_stays_away_w
     assert manager.systemctl("is-enabled", "omlxd") == "enabled"
     assert "omlxd is ready" in service.omlxd("service", "start")
     first = service.pid
-    assert manager.show("omlxd", "MainPID") == str(first)
-    assert json.loads(service.omlxd("status", "--json"))["manifest"] == str(other)
+    status = json.loads(service.omlxd("status", "--json"))
+    assert (status["pid"], status["manifest"]) == (first, str(other))
     variables = manager.run("cat", f"/proc/{first}/environ").stdout.split("\0")
     assert "WORDS=two words, 50% of $HOME" in variables
 

@@ -218,7 +218,7 @@ def _drains(fixture: Fixture, number: signal.Signals) -> None:
         assert daemon.process is not None
         with (
             daemon.chat_stream("chat", "Go on.", max_tokens=20_000) as endless,
-            daemon.chat_stream("chat", "And you?", max_tokens=100) as short,
+            daemon.chat_stream("chat", "And you?", max_tokens=30) as short,
         ):
             endless.until(has_text)
             first = short.until(has_text)
@@ -306,7 +306,8 @@ def _later(fixture: Fixture, status: int) -> None:
         world.chat_stream("chat", "And then?", max_tokens=20_000),
     ):
         running.until(has_text)
-        world.until_event("request_waiting")
+        while [each["state"] for each in world.requests].count("waiting") < 1:
+            pass
         _says(world.cli("run", "chat", "hi"), status, "wait")
     world.until_idle()
 

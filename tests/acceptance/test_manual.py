@@ -301,14 +301,12 @@ def _does_not_answer(fixture: Fixture, status: int) -> None:
 @STATUSES.by("75")
 def _later(fixture: Fixture, status: int) -> None:
     world = _world(fixture)
-    with (
-        world.chat_stream("chat", "Go on.", max_tokens=20_000) as running,
-        world.chat_stream("chat", "And then?", max_tokens=20_000),
-    ):
+    with world.chat_stream("chat", "Go on.", max_tokens=20_000) as running:
         running.until(has_text)
-        while [each["state"] for each in world.requests].count("waiting") < 1:
-            pass
-        _says(world.cli("run", "chat", "hi"), status, "wait")
+        with world.chat_stream("chat", "And then?", max_tokens=20_000):
+            while [each["state"] for each in world.requests].count("waiting") < 1:
+                pass
+            _says(world.cli("run", "chat", "hi"), status, "wait")
     world.until_idle()
 
 

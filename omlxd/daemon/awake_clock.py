@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.core.events import Emit, Event, EventName
 
 LONGEST_GAP_S: Final = 15.0  # a daemon that works reads its clock each second at least: the server's tick
 LOOK_EACH_S: Final = 5.0
@@ -105,7 +105,7 @@ class PauseWatch:
             now_s = self._absent_s()
             if now_s - known_s >= LEAST_TOLD_S:
                 fields = {"paused_s": round(now_s - known_s, 1)}
-                self._emit(Event(EventName.DAEMON_PAUSED, EventLevel.WARNING, fields=fields))
+                self._emit(Event(EventName.DAEMON_PAUSED, fields=fields))
                 known_s = now_s
 
 

@@ -115,7 +115,7 @@ async def test_a_pause_is_told_once_with_its_length_and_drift_is_not() -> None:
     absent_s += EIGHT_HOURS_S
     await asyncio.sleep(3 * LOOK_EACH_S)
     (told,) = events
-    assert (told.event, told.level) == (EventName.DAEMON_PAUSED, EventLevel.WARNING)
+    assert (told.event, told.level) == (EventName.DAEMON_PAUSED, EventLevel.INFO)
     assert told.fields == {"paused_s": EIGHT_HOURS_S + 0.5}
     await watch.stop()
     await watch.stop()

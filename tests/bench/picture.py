@@ -1,6 +1,6 @@
 """`python -m tests.bench.picture [FOLDER]`: the pictures of the status screen in the README, from a real run.
 
-A daemon with tiny models is used for a minute and a half; then a model is loaded for which another has to go, while
+A daemon with tiny models is used for a minute; then a model is loaded for which another has to go, while
 two requests are answered, and what `omlxd status` shows in the middle of that load is drawn, light and dark.
 """
 
@@ -30,9 +30,10 @@ from tests.bench.streaming import chat
 
 COLUMNS: Final = 100
 ROWS: Final = 27
-USED_FOR_S: Final = 90.0
+TRIES: Final = 6
+USED_FOR_S: Final = 60.0
 MEGABYTES: Final = {"chat": 60, "coder": 120, "small": 5, "writer": 200}
-SETTINGS: Final = {"max_memory": "320M", "hard_limit": "380M"}
+SETTINGS: Final = {"max_memory": "380M", "hard_limit": "460M"}
 STORY: Final = "Once upon a time there was a machine with less memory than models. " * 12
 THEMES: Final[Mapping[str, TerminalTheme]] = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 FOLDER: Final = Path(__file__).resolve().parents[2] / "man"
@@ -70,18 +71,19 @@ def _use(daemon: RunningDaemon) -> None:
 
 
 def _in_the_middle_of_a_load(daemon: RunningDaemon) -> dict[str, Any]:
-    """A status while `writer` takes the place of `coder`, one request decodes and another reads its prompt."""
-    for _ in range(20):
+    """A status while `writer` takes the place of `coder`, one request decodes and, with luck, another prefills."""
+    for attempt in range(TRIES):
         with (
             _asked(daemon, "small", STORY, 600),
-            _asked(daemon, "chat", STORY * 4, 20),
+            _asked(daemon, "chat", STORY * 3, 20),
             _loading(daemon, "writer") as loading,
         ):
             while loading.is_alive():
                 status = daemon.status()
                 writer = next(model for model in status["models"] if model["name"] == "writer")
                 states = {request["state"] for request in status["requests"]}
-                if 0.2 < (writer["load_progress"] or 0) < 0.9 and states == {"decode", "prefill"}:
+                wanted = {"decode", "prefill"} if attempt < TRIES // 2 else {"decode"}
+                if 0.2 < (writer["load_progress"] or 0) < 0.9 and wanted <= states:
                     return status
         daemon.load("coder")
     raise RuntimeError("no look fell into the middle of a load")

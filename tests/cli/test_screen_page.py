@@ -224,7 +224,7 @@ def test_no_models_no_limit_no_backend_is_drawn_too() -> None:
     used=st.integers(0, 2**40),
     pressed=st.lists(st.sampled_from(["up", "down", "p", "u", "a", "y", "home", "end"]), max_size=6),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_every_size_is_filled_exactly_whatever_the_daemon_says(
     columns: int, rows: int, names: list[str], used: int, pressed: list[str]
 ) -> None:

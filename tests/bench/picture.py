@@ -1,6 +1,6 @@
 """`python -m tests.bench.picture [FOLDER]`: the pictures of the status screen in the README, from a real run.
 
-A daemon with tiny models is used for a minute; then a model is loaded for which another has to go, while
+A daemon with tiny models is used for a while; then a model is loaded for which another has to go, while
 two requests are answered, and what `omlxd status` shows in the middle of that load is drawn, light and dark.
 """
 
@@ -31,7 +31,7 @@ from tests.bench.streaming import chat
 COLUMNS: Final = 100
 ROWS: Final = 27
 TRIES: Final = 6
-USED_FOR_S: Final = 60.0
+USED_FOR_S: Final = 45.0
 MEGABYTES: Final = {"chat": 60, "coder": 120, "small": 5, "writer": 200}
 SETTINGS: Final = {"max_memory": "380M", "hard_limit": "460M"}
 STORY: Final = "Once upon a time there was a machine with less memory than models. " * 12
@@ -74,11 +74,12 @@ def _in_the_middle_of_a_load(daemon: RunningDaemon) -> dict[str, Any]:
     """A status while `writer` takes the place of `coder`, one request decodes and, with luck, another prefills."""
     for attempt in range(TRIES):
         with (
-            _asked(daemon, "small", STORY, 600),
-            _asked(daemon, "chat", STORY * 3, 20),
+            _asked(daemon, "small", STORY, 150),
+            _asked(daemon, "chat", STORY * 3, 10),
             _loading(daemon, "writer") as loading,
         ):
             while loading.is_alive():
+                time.sleep(0.01)  # who asks without a pause is what the daemon is busy with
                 status = daemon.status()
                 writer = next(model for model in status["models"] if model["name"] == "writer")
                 states = {request["state"] for request in status["requests"]}

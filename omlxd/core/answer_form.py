@@ -18,7 +18,8 @@ class AnswerForm:
         schema: a JSON Schema, as JSON, that the text of the answer follows; None for any text.
         tools: the functions that it may call, in OpenAI's shape.
         must_call: it is nothing but calls of them, one at least.
-        one_call: there is one call at most, and nothing behind it.
+        one_call: there is one call at most, and nothing behind it; models whose calls no grammar can hold may make
+            others, which do not count.
         param: the field of the request that asks for a form of calls; refusals name it.
     """
 

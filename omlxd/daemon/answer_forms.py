@@ -15,7 +15,7 @@ from omlxd.engine.grammars import check_schema
 async def settle(form: AnswerForm, schema_field: str, tool_fields: Mapping[str, str]) -> AnswerForm | None:
     """The form as answers can be held to it, None when they are free.
 
-    Arguments of a tool that is not strict follow its schema as long as that is supported, else they are any object.
+    Arguments of a tool that is not strict follow what is supported of its schema; where it is none, any object will do.
 
     Args:
         form: as it was asked for.
@@ -34,9 +34,9 @@ def _settle(form: AnswerForm, schema_field: str, tool_fields: Mapping[str, str])
     tools = []
     for tool in form.tools:
         function = tool["function"]
-        schema = function.get("parameters")
-        problem = check_schema(json.dumps(schema)) if schema else None
-        if problem and function.get("strict"):
+        schema, strict = function.get("parameters"), bool(function.get("strict"))
+        problem = check_schema(json.dumps(schema), lenient=not strict) if schema else None
+        if problem and strict:
             raise _unsupported(tool_fields[function["name"]], problem)
         if problem:
             tool = {**tool, "function": {**function, "parameters": json.loads(ANY_OBJECT)}}

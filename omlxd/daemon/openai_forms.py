@@ -107,7 +107,7 @@ class AllowedToolsChoice(Body):
 def _kind_of_choice(choice: Any) -> str | None:
     kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
     if isinstance(choice, str):
-        return "as word"
+        return "as word" if choice in ("none", "auto", "required") else None
     return f"as {kind}" if isinstance(kind, str) else None
 
 

@@ -82,7 +82,7 @@ class _Writer:
     def _answer(self) -> str:
         form = self._form
         if form.schema is not None:
-            self._rules["answer"] = json_rule(form.schema)
+            self._rules["answer"] = json_rule(json.loads(form.schema))
         if form.schema is not None and not form.tools:
             return "answer"
         written = self._speech.calls
@@ -114,7 +114,7 @@ class _Writer:
         if not re.fullmatch(written.names, name, re.ASCII):
             raise self._refused(f"this model cannot write the name `{shown(name)}`")
         if written.tagged is None:
-            self._rules[f"arguments_{at}"] = json_rule(json.dumps(schema))
+            self._rules[f"arguments_{at}"] = json_rule(schema, lenient=not function.get("strict"))
             arguments = f"arguments_{at}"
         else:
             if function.get("strict"):
@@ -144,7 +144,7 @@ class _Writer:
             return f"({' | '.join(map(json.dumps, words))}) {behind}"
         if not isinstance(schema, Mapping) or schema.get("type", "string") == "string":
             return self._text_before(tagged.behind)
-        return f"{json_rule(json.dumps({**schema, **shared}))} {behind}"
+        return f"{json_rule({**schema, **shared}, lenient=True)} {behind}"
 
     def _text_before(self, text: str) -> str:
         """Any text, and `text` behind it."""

@@ -24,28 +24,34 @@ if TYPE_CHECKING:
 KEPT_GRAMMARS = 16
 TREE_BYTES_PER_TOKEN = 640
 """Measured: 31 MB for 49,152 tokens."""
-GUIDANCE: Any = {"whitespace_pattern": r"[ \t]?|\r?\n[ \t]{0,40}"}
+GUIDANCE = {"whitespace_pattern": r"[ \t]?|\n[ \t]{0,40}"}
 """One blank, or a line break with its indentation: a model that likes blanks could go on with them for ever."""
 
 
-def check_schema(schema: str) -> str | None:
+def check_schema(schema: str, *, lenient: bool = False) -> str | None:
     """What is wrong with a JSON Schema, or what of it is not supported; None when answers can be held to it.
 
-    Needs no model; takes a millisecond, of a schema of a megabyte up to a second.
+    With `lenient`, what is not supported is passed over. Needs no model; takes a millisecond, of a schema of a megabyte
+    up to a second.
     """
     from llguidance import LLMatcher  # 80 ms
 
+    options: Any = {**GUIDANCE, "lenient": lenient}
     try:
-        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=GUIDANCE)
-        problem = LLMatcher.validate_grammar(grammar, limits=_limits())
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        is_wrong, found = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits())
     except (ValueError, RecursionError) as error:  # nested too deep
-        problem = str(error)
-    return _first_line(problem) if problem else None
+        is_wrong, found = True, [str(error)]
+    if not is_wrong:
+        return None
+    if "coerce_one_of" in found[0]:
+        return "the branches of `oneOf` do not exclude each other; write `anyOf`"
+    return _first_line(found[0])
 
 
-def json_rule(schema: str) -> str:
-    """The schema as a term of a Lark grammar."""
-    return f"%json {json.dumps({**json.loads(schema), 'x-guidance': GUIDANCE})}"
+def json_rule(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+    """The schema as a term of a Lark grammar; with `lenient`, without what is not supported of it."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {**GUIDANCE, 'lenient': lenient}})}"
 
 
 class Guide:

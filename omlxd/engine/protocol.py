@@ -380,8 +380,11 @@ class TextCodec(Protocol):
         """How the model marks the parts of its reply to this prompt."""
         ...
 
-    def constrain(self, form: AnswerForm, prompt: Sequence[int], *, is_chat: bool) -> Constraint:
+    def constrain(self, form: AnswerForm, prompt: Sequence[int], *, is_chat: bool) -> Constraint | None:
         """What holds the answer to this prompt to a form; takes a second the first time, so call it in a thread.
+
+        None when all that is asked for is one call at most, of a model whose calls no grammar can hold: who hears the
+        answer has to leave the others out.
 
         Raises InvalidRequest, with the field in `details["param"]`, when this model cannot be held to it.
         """

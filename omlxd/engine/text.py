@@ -112,7 +112,7 @@ class ChatCodec:
                 transitions[TOOL_CALL] = [(tokenizer.tool_call_end, ANSWER)]
         return ReplyFormat(start, {state: edges for state, edges in transitions.items() if edges})
 
-    def constrain(self, form: AnswerForm, prompt: Sequence[int], *, is_chat: bool) -> Constraint:
+    def constrain(self, form: AnswerForm, prompt: Sequence[int], *, is_chat: bool) -> Constraint | None:
         """What holds the answer to this prompt to a form, behind the model's reasoning if it reasons first."""
         tokenizer, param = self._tokenizer, form.param
         if is_chat and (tokenizer.response_transitions or tokenizer.structural_markers):
@@ -125,6 +125,8 @@ class ChatCodec:
         if tokenizer.has_tool_calling:
             parser = str(tokenizer.tool_parser.__module__).rpartition(".")[2]
             calls = call_format(parser, tokenizer.chat_template)
+        if calls is None and form.schema is None and not (form.must_call or form.strict_tools):
+            return None
         reasoning = self._reasoning(prompt) if is_chat else None
         try:
             return self.grammars.constraint(grammar_of(form, Speech(self.grammars.token_of, reasoning, calls)))

@@ -14,7 +14,6 @@ from typing import Any
 
 from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import InvalidRequest
-from omlxd.core.wording import shown
 from omlxd.engine.call_formats import CallFormat, Tagged
 from omlxd.engine.grammars import json_rule
 
@@ -112,7 +111,7 @@ class _Writer:
     def _call(self, written: CallFormat, at: int, function: Mapping[str, Any]) -> str:
         name, schema = str(function["name"]), function.get("parameters") or NO_ARGUMENTS
         if not re.fullmatch(written.names, name, re.ASCII):
-            raise self._refused(f"this model cannot write the name `{shown(name)}`")
+            raise self._refused("one of the tools has a name that this model cannot write")
         if written.tagged is None:
             self._rules[f"arguments_{at}"] = json_rule(schema, lenient=not function.get("strict"))
             arguments = f"arguments_{at}"

@@ -54,6 +54,12 @@ def json_rule(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': {**GUIDANCE, 'lenient': lenient}})}"
 
 
+_REASONS = {
+    "ParserTooComplex": "what it may go on with is too much to keep track of",
+    "LexerTooComplex": "its patterns are too much to keep track of",
+}
+
+
 class Guide:
     """Walks one answer through its grammar.
 
@@ -103,7 +109,8 @@ class Guide:
         return bits if self.problem is None else None
 
     def _fail(self) -> None:
-        self.problem = _first_line(self._matcher.get_error())
+        reason = str(self._matcher.stop_reason())
+        self.problem = _REASONS.get(reason, reason)  # the matcher's own words quote the answer, and errors are logged
 
 
 class Constraint:
@@ -158,7 +165,7 @@ class Grammars:
             tree = self._built()
             matcher = LLMatcher(tree, LLMatcher.grammar_from_lark(lark), log_level=0, limits=_limits())
             if matcher.is_error():
-                raise ValueError(_first_line(matcher.get_error()))
+                raise ValueError("no grammar for this model can be made of it; it may be too large")
             made = self._kept[lark] = Constraint(matcher, tree.vocab_size)
             while len(self._kept) > KEPT_GRAMMARS:
                 self._kept.popitem(last=False)

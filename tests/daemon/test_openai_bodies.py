@@ -236,3 +236,20 @@ def test_a_model_reasons_as_the_effort_says() -> None:
     assert (chat(reasoning_effort="none").thinking, chat(reasoning_effort="low").thinking) == (False, True)
     assert chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": True}).thinking is True
     assert chat().thinking is None
+
+
+def test_an_answer_can_be_sent_back_as_clients_keep_it() -> None:
+    """The `openai` package adds nulls of its own, and copies of parsed arguments when it has streamed."""
+    extra = {
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "parsed": None,
+        "reasoning": "hm",
+    }
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    said = {"role": "assistant", "content": None, **extra, "tool_calls": [{**CALL, "function": function, "index": 0}]}
+    message = chat(messages=[*HELLO, said]).messages[1].for_template()
+    called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    assert message == {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]}

@@ -244,7 +244,7 @@ def test_a_model_reasons_before_its_json_where_its_prompt_lets_it(
             AnswerForm(tools=({"function": {"name": "f", "parameters": {"type": "array"}}},), must_call=True),
             "a tag for each argument",
         ),
-        (TEMPLATE, AnswerForm('{"type":"objekt"}', param="response_format"), "objekt"),
+        (TEMPLATE, AnswerForm('{"type":"objekt"}', param="response_format"), "no grammar"),
     ],
 )
 def test_a_form_that_the_model_cannot_be_held_to_is_refused_by_the_fields_name(

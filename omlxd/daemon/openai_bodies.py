@@ -214,8 +214,14 @@ class CompletionBody(AnswerBody):
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: None = None
+
+    @model_validator(mode="after")
+    def _all_answers(self) -> CompletionBody:
+        if self.best_of not in (None, self.choices):
+            raise problem_of("best_of", "must be `n`: no answers are thrown away")
+        return self
 
     @model_validator(mode="after")
     def _bounded(self) -> CompletionBody:

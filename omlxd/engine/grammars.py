@@ -54,12 +54,6 @@ def json_rule(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': {**GUIDANCE, 'lenient': lenient}})}"
 
 
-_REASONS = {
-    "ParserTooComplex": "what it may go on with is too much to keep track of",
-    "LexerTooComplex": "its patterns are too much to keep track of",
-}
-
-
 class Guide:
     """Walks one answer through its grammar.
 
@@ -109,8 +103,8 @@ class Guide:
         return bits if self.problem is None else None
 
     def _fail(self) -> None:
-        reason = str(self._matcher.stop_reason())
-        self.problem = _REASONS.get(reason, reason)  # the matcher's own words quote the answer, and errors are logged
+        # Not in the matcher's own words, which quote the answer: errors are logged.
+        self.problem = "what may come next has become too much to keep track of"
 
 
 class Constraint:
@@ -175,9 +169,11 @@ class Grammars:
         if self._tree is None:
             from llguidance import LLTokenizer
 
+            if not self._end_ids:
+                raise ValueError("this model has no token that ends an answer")
             written = self._written()
             added = {each["content"]: int(each["id"]) for each in written.get("added_tokens", ())}
-            size = max(self._vocab_size, 1 + max(_highest(written["model"]["vocab"]), *added.values()))
+            size = max(self._vocab_size, 1 + max((_highest(written["model"]["vocab"]), *added.values())))
             if "merges" in written["model"]:
                 written["model"]["merges"] = []  # no text is tokenized with it, and they take most of the time
             written |= {"truncation": None, "padding": None}

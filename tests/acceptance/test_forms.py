@@ -38,9 +38,10 @@ class Weather(BaseModel):
     days: int
 
 
+NOTHING: Any = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: list[Any] = [
     openai.pydantic_function_tool(Weather, name="weather"),
-    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "not": {"type": "null"}}}},
+    {"type": "function", "function": {"name": "now", "parameters": {**NOTHING, "not": {"type": "null"}}}},
 ]
 
 
@@ -94,7 +95,8 @@ def test_a_streamed_answer_follows_its_schema_too(api: openai.OpenAI) -> None:
 
 
 def test_any_json_object_and_json_of_a_plain_completion(api: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "maxProperties": 1}
+    properties = {"n": {"type": "integer", "minimum": 0, "maximum": 99}}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
     form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     text = api.completions.create(
         model="plain", prompt="Once", seed=3, extra_body={"response_format": form}, **RANDOM
@@ -148,7 +150,10 @@ def test_the_openai_client_parses_a_strict_tool(api: openai.OpenAI) -> None:
 
 
 def test_the_anthropic_client_has_a_tool_called_and_json_written(claude: anthropic.Anthropic) -> None:
-    tools: Any = [{"name": "weather", "input_schema": Weather.model_json_schema()}, {"name": "now", "input_schema": {}}]
+    tools: Any = [
+        {"name": "weather", "input_schema": Weather.model_json_schema()},
+        {"name": "now", "input_schema": NOTHING},
+    ]
     options: Any = {"model": "chat", "messages": HELLO, "max_tokens": 800, "tools": tools}
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}):
         whole = claude.messages.create(tool_choice=choice, **options)

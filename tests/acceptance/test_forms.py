@@ -11,7 +11,7 @@ from typing import Any, Literal
 import anthropic
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from omlxd.engine.model_folders import write_json
 from tests.acceptance.harness import TIMEOUT_S, Daemon
@@ -26,6 +26,7 @@ RANDOM: Any = {"temperature": 1, "max_tokens": 800}
 class Pet(BaseModel):
     """What the answer is parsed into."""
 
+    model_config = ConfigDict(extra="forbid")  # else a random model adds properties without end
     name: str = Field(max_length=8)
     kind: Literal["cat", "dog"]
     ages: list[int] = Field(max_length=3)
@@ -34,6 +35,7 @@ class Pet(BaseModel):
 class Weather(BaseModel):
     """Ask for the weather."""
 
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Bern", "Basel"]
     days: int
 
@@ -150,10 +152,8 @@ def test_the_openai_client_parses_a_strict_tool(api: openai.OpenAI) -> None:
 
 
 def test_the_anthropic_client_has_a_tool_called_and_json_written(claude: anthropic.Anthropic) -> None:
-    tools: Any = [
-        {"name": "weather", "input_schema": Weather.model_json_schema()},
-        {"name": "now", "input_schema": NOTHING},
-    ]
+    schemas = {"weather": Weather.model_json_schema(), "now": NOTHING}
+    tools: Any = [{"name": name, "input_schema": schema} for name, schema in schemas.items()]
     options: Any = {"model": "chat", "messages": HELLO, "max_tokens": 800, "tools": tools}
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}):
         whole = claude.messages.create(tool_choice=choice, **options)

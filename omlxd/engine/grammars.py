@@ -1,9 +1,10 @@
 """Answers that are held to a grammar: which tokens may come next, told to the sampler before each choice.
 
 The grammars are llguidance's, which walks a tree of the whole vocabulary in 40 microseconds a token (49,152 tokens,
-JSON) and lets go of the interpreter's lock for it. Its own MLX helper is a Metal kernel; here the mask is applied with
-`mx.where`, on every backend. The vocabulary's tree takes half a second to build (49,152 tokens; with the merges of its
-tokenizer 1.7 s), so it is built with a model's first such request, on a thread that tokenizes, and kept.
+JSON; a pattern written to be hard has taken 0.4 s) and lets go of the interpreter's lock for it. Its own MLX helper is
+a Metal kernel; here the mask is applied with `mx.where`, on every backend. The tree takes half a second to build, or
+1.7 s with the merges of its tokenizer, which it has no use for: it is built with a model's first such request, on a
+thread that tokenizes, and kept.
 """
 
 from __future__ import annotations
@@ -169,6 +170,8 @@ class Grammars:
         if self._tree is None:
             from llguidance import LLTokenizer
 
+            from omlxd.engine.gauges import trim_heap
+
             if not self._end_ids:
                 raise ValueError("this model has no token that ends an answer")
             written = self._written()
@@ -183,6 +186,8 @@ class Grammars:
                 raise ValueError(f"this model's tokenizer is of no use: {_first_line(str(error))}") from None
             self._markers = {text: token for text, token in added.items() if self._tree.is_special_token(token)}
             self.grown(size * TREE_BYTES_PER_TOKEN)
+            del written
+            trim_heap()
         return self._tree
 
 

@@ -85,7 +85,7 @@ async def test_of_a_model_that_no_grammar_holds_only_the_first_call_counts_when_
             (choice,) = answer.json["choices"]
             message, reason = choice["message"], choice["finish_reason"]
             content, calls = message["content"], message["tool_calls"]
-        assert (content, reason) == ("First: ", "tool_calls")
+        assert (content, reason) == ("First:", "tool_calls")
         assert [json.loads(call["function"]["arguments"])["city"] for call in calls] == ["Bern"]
 
 

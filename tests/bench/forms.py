@@ -15,7 +15,7 @@ from omlxd.engine.demo_models import ensure_smollm2
 from tests.bench.report import Row, against, alone
 from tests.bench.scratch import CHECKOUT, Scratch
 
-VOCAB, MEGABYTES = 49_152, 40
+VOCAB, MEGABYTES = 49_152, 20
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -26,7 +26,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
     model = scratch.tiny("llama", MEGABYTES, vocab=VOCAB)
     for name in TOKENIZER:
         shutil.copyfile(real / name, model / name)
-    rounds = scratch.rounds(7, 2)
+    rounds = scratch.rounds(5, 2)
     found = _child(model, rounds)
     yield alone("the vocabulary's tree", "ms", [found["tree_ms"]], note=f"{found['tree_mb']:.0f} MB more")
     yield alone("a grammar made ready", "ms", found["grammar_ms"])

@@ -36,7 +36,7 @@ SCHEMA = {
 }
 LONG = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 200}
 TEXT = '{"name": "a quick brown fox jumped over it", "age": 42, "tags": ["one", "two and", "three or four"]}'
-TOKENS = 64
+TOKENS = 40
 
 
 def main(model: Path, rounds: int) -> dict[str, Any]:

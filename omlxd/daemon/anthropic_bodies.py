@@ -287,12 +287,13 @@ class MessagesBody(CountBody):
         choice, tools = self.tool_choice or ToolChoice(type="auto"), self.tools or ()
         named = [tool for tool in tools if choice.type != "none" and choice.name in (None, tool.name)]
         written = self.output_config.format if self.output_config is not None else None
+        param = "tool_choice" if choice.must_call or choice.disable_parallel_tool_use else "tools"
         return AnswerForm(
             schema=None if written is None else json.dumps(written.schema_),
             tools=tuple(tool.for_form() for tool in named),
             must_call=choice.must_call,
             one_call=bool(choice.disable_parallel_tool_use) or choice.type == "tool",
-            param="tool_choice" if choice.must_call or choice.disable_parallel_tool_use else "tools",
+            param=param if named else "output_config",
         )
 
     @property

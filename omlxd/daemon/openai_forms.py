@@ -149,7 +149,12 @@ def answer_form(
     """What the answer is held to."""
     names = chosen_names(choice)
     allowed = [] if choice == "none" else [tool for tool in tools if not names or tool.function.name in names]
-    param = "tool_choice" if must_call(choice) or names else "parallel_tool_calls" if parallel is False else "tools"
+    if must_call(choice) or names:
+        param = "tool_choice"
+    elif allowed:
+        param = "parallel_tool_calls" if parallel is False else "tools"
+    else:
+        param = "response_format"
     return AnswerForm(
         schema=schema_of(response_format),
         tools=tuple(tool.model_dump(exclude_none=True) for tool in allowed),

@@ -346,7 +346,9 @@ class PlanExecutor:
         logprob = request.logprob()
         logprobs = (logprob,) if logprob is not None and ids else ()
         self.events.append(Generated(self.next_seq(), name, text, len(ids), ids, logprobs))
-        end = guide_failed(request.order.model, request.problem) if request.problem and ids else reason
+        end: FinishReason | OmlxError | None = reason
+        if request.problem and (reason is None or not ids):
+            end = guide_failed(request.order.model, request.problem)
         if end is None:
             return True
         self._ended.add(name)

@@ -213,7 +213,7 @@ TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
     ("change", "allowed", "must_call", "one_call", "param"),
     [
         ({}, ["f", "g"], False, False, "tools"),
-        ({"tool_choice": {"type": "none"}}, [], False, False, "tools"),
+        ({"tool_choice": {"type": "none"}}, [], False, False, "output_config"),
         ({"tool_choice": {"type": "any"}}, ["f", "g"], True, False, "tool_choice"),
         ({"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}, ["f", "g"], True, True, "tool_choice"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, ["f", "g"], False, True, "tool_choice"),

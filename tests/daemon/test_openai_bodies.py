@@ -204,7 +204,7 @@ TOOLS = [
     ("change", "told", "allowed", "must_call", "one_call", "param"),
     [
         ({}, "ab", "ab", False, False, "tools"),
-        ({"tool_choice": "none"}, "", "", False, False, "tools"),
+        ({"tool_choice": "none"}, "", "", False, False, "response_format"),
         ({"tool_choice": "required"}, "ab", "ab", True, False, "tool_choice"),
         ({"tool_choice": "required", "parallel_tool_calls": False}, "ab", "ab", True, True, "tool_choice"),
         ({"parallel_tool_calls": False}, "ab", "ab", False, True, "parallel_tool_calls"),

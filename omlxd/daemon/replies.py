@@ -69,7 +69,8 @@ class Reply:
         reason = self.generation.finish_reason
         if reason is None:
             raise EngineFailed(f"the request to `{self.generation.model}` ended without a reason")
-        return "tool_calls" if self.calls and reason is FinishReason.STOP else reason.value
+        called = self.calls and (self._one_call or reason is FinishReason.STOP)
+        return "tool_calls" if called else reason.value
 
     async def add(self, chunk: Chunk, codec: TextCodec | None) -> list[Piece]:
         """The pieces that are certain with this chunk."""

@@ -51,6 +51,9 @@ max_memory = "auto"
 # takes what nothing else needs. "auto" = an eighth of `max_memory`; 0 = nothing.
 #prefix_cache = "auto"
 
+# On macOS: whether the machine is kept from falling asleep of idleness while requests are in flight.
+#keep_awake = true
+
 # The log: debug, info, warning or error; the size at which its file is rotated; the old files that are kept.
 #log_level = "info"
 #log_max_size = "20M"
@@ -64,6 +67,9 @@ listen = "127.0.0.1:8321"
 
 # Web pages of these origins may use it from a browser; of other hosts none may.
 #allow_origins = []
+
+# The longest a request's `keep_alive` may keep its model beyond the model's `ttl`; without it the `ttl` is the most.
+#max_keep_alive = "1h"
 
 # One table for each model. Its name is what you type: `omlxd run chat "Hello"`.
 #

@@ -158,6 +158,7 @@ class DaemonTable(_Table):
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 256
     prefix_cache: Annotated[str | int, _checked(_size_or_auto)] = AUTO
+    keep_awake: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_max_size: Annotated[int, _bytes_between(2**16, 2**40)] = _written_default("20M")
     log_backups: Annotated[int, Field(ge=0, le=100)] = 5
@@ -170,6 +171,7 @@ class ApiTable(_Table):
     api_key: Annotated[str, PlainValidator(_api_key)] | None = None
     api_key_file: Annotated[str, PlainValidator(_key_file)] | None = None
     allow_origins: list[Annotated[str, PlainValidator(_origin)]] = Field(default_factory=list)
+    max_keep_alive: Annotated[float, _seconds_between(0, MAX_DURATION_S)] | None = None
 
 
 class ModelTable(_Table):

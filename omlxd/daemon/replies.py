@@ -44,6 +44,7 @@ class Reply:
     Args:
         generation: whose chunks are added.
         tools: the functions on offer; without any, nothing is a tool call.
+        one_call: nothing counts that comes behind the first call of a tool.
         is_chat: text that continues a prompt is never told apart.
 
     Attributes:
@@ -51,10 +52,12 @@ class Reply:
         is_plain: each chunk is a piece as it is; known with the first one.
     """
 
-    def __init__(self, generation: Generation, *, tools: Tools = (), is_chat: bool = True) -> None:
+    def __init__(
+        self, generation: Generation, *, tools: Tools = (), one_call: bool = False, is_chat: bool = True
+    ) -> None:
         self.generation = generation
         self.calls = 0
-        self._tools = tools
+        self._tools, self._one_call = tools, one_call
         self.is_plain = not is_chat
         self._codec: TextCodec | None = None
         self._splitter: ReplySplitter | None = None
@@ -66,7 +69,8 @@ class Reply:
         reason = self.generation.finish_reason
         if reason is None:
             raise EngineFailed(f"the request to `{self.generation.model}` ended without a reason")
-        return "tool_calls" if self.calls and reason is FinishReason.STOP else reason.value
+        called = self.calls and (self._one_call or reason is FinishReason.STOP)
+        return "tool_calls" if called else reason.value
 
     async def add(self, chunk: Chunk, codec: TextCodec | None) -> list[Piece]:
         """The pieces that are certain with this chunk."""
@@ -79,7 +83,10 @@ class Reply:
 
     async def end(self) -> list[Piece]:
         """The last pieces, once nothing more will come."""
-        return [] if self._splitter is None else await self._pieces(self._splitter.finish())
+        if self._splitter is None:
+            return []
+        pieces = await self._pieces(self._splitter.finish())
+        return pieces if self.calls or not self._blank else [*pieces, Chunk(self._blank, 0)]
 
     def _begin(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -90,6 +97,8 @@ class Reply:
     async def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         pieces: list[Piece] = []
         for part in parts:
+            if self._one_call and self.calls:
+                break
             if part.state == REASONING:
                 pieces.append(Reasoning(part.text))
             elif part.state == ANSWER:
@@ -99,12 +108,13 @@ class Reply:
         return pieces
 
     def _said(self, text: str) -> list[Piece]:
+        if not self._tools:
+            return [Chunk(text, 0)]
         # Models write line breaks around their tool calls; nobody wants them as an answer.
-        if self._tools and not text.strip():
-            self._blank += text
-            return []
-        text, self._blank = self._blank + text, ""
-        return [Chunk(text, 0)]
+        text = self._blank + text
+        said = text.rstrip()
+        self._blank = text[len(said) :]
+        return [Chunk(said, 0)] if said else []
 
     async def _called(self, part: Part) -> list[Piece]:
         assert self._codec is not None
@@ -112,7 +122,7 @@ class Reply:
         if not found:  # not a call after all, or cut off in its middle: the client shall see what the model wrote
             return self._said(part.before + part.text + part.after)
         calls: list[Piece] = []
-        for call in found:
+        for call in found[:1] if self._one_call else found:
             calls.append(ToolCall(self.calls, new_call_id(), call.name, call.arguments))
             self.calls += 1
         self._blank = ""

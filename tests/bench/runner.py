@@ -9,14 +9,17 @@ from pathlib import Path
 
 from tests.bench import (
     adversarial,
+    answers,
     cap,
     cycles,
     decide,
     estimate,
+    forms,
     hour,
     idle,
     latency,
     load,
+    overhead,
     plan,
     prefix,
     react,
@@ -40,6 +43,8 @@ class Bench:
 
 BENCHES = (
     Bench("throughput", "tokens/s and time to first token over HTTP, against mlx_lm.server", throughput.run),
+    Bench("overhead", "what the server costs: streams over HTTP, against the engine without it", overhead.run),
+    Bench("answers", "`/health` and `status` while a long prompt is prefilled and a model loads", answers.run),
     Bench("latency", "first token of a small resident model: idle, beside loads, beside a long prompt", latency.run),
     Bench("load", "loading in slices, against one evaluation of all weights", load.run),
     Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),
@@ -47,6 +52,7 @@ BENCHES = (
     Bench("cycles", "what is left after ten times load, generate, unload", cycles.run),
     Bench("decide", "the enforcer's decision for up to 10,000 models", decide.run),
     Bench("estimate", "what a model of 100 shards will take, from its headers", estimate.run),
+    Bench("forms", "what holding answers to a schema costs, with a vocabulary of 49,152", forms.run),
     Bench("hour", "three models under a cap for one and a half, `graceful` beside `reference`", hour.run),
     Bench(
         "adversarial", "whether the hard limit holds when everything happens at once, against no guard", adversarial.run

@@ -25,9 +25,9 @@ def whole(home: Path, tmp_path: Path) -> Path:
     return home
 
 
-def examined(omlxd: Omlxd, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def examined(omlxd: Omlxd, *arguments: str, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit status, and the findings by check; of several of one check the last."""
-    done = omlxd("doctor", "--json", **variables)
+    done = omlxd("doctor", "--json", *arguments, **variables)
     body = json.loads(done.stdout)
     assert body["ok"] == (done.returncode == 0)
     return done.returncode, {finding["check"]: finding for finding in body["checks"]}
@@ -41,11 +41,17 @@ def test_a_home_in_order_has_a_tick_in_each_line(omlxd: Omlxd, whole: Path) -> N
         "mlx",
         "mlx-lm",
         "backend",
+        "device",
+        "manifest",
         "limits",
         "model",
         "pins",
+        "home",
+        "lock",
         "socket",
+        "disk",
         "logs",
+        "files",
         "clock",
         "daemon",
         "service",
@@ -79,6 +85,50 @@ def test_a_bad_manifest_and_pins_over_the_limit_are_wrong(omlxd: Omlxd, whole: P
     assert "no_such_key" in found["manifest"]["found"]
 
 
+def test_what_is_in_the_way_of_each_file_is_told_where_it_is(omlxd: Omlxd, whole: Path) -> None:
+    (whole / "omlxd.lock").mkdir()
+    (whole / "logs").write_text("")
+    status, found = examined(omlxd)
+    assert status == 1
+    assert {check for check, finding in found.items() if finding["health"] == "wrong"} == {"lock", "logs"}
+    assert found["lock"]["remedy"] == "move it away"
+    assert str(whole / "logs") in found["logs"]["found"]
+
+
+def test_a_missing_shard_names_the_file(omlxd: Omlxd, whole: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "chat" / "model.safetensors"
+    weights.rename(weights.with_name("model-00001-of-00002.safetensors"))
+    status, found = examined(omlxd)
+    assert (status, found["model"]["health"]) == (1, "wrong")
+    assert "model-00002-of-00002.safetensors" in found["model"]["found"]
+    assert found["model"]["remedy"] == "the download or copy is not complete; fetch the model again"
+
+
+def test_each_line_that_is_not_well_ends_with_what_to_do(omlxd: Omlxd, whole: Path) -> None:
+    for number in range(2):
+        (whole / "logs").mkdir(exist_ok=True)
+        (whole / "logs" / f"old-{number}").write_bytes(b"")
+        with (whole / "logs" / f"old-{number}").open("ab") as file:
+            file.truncate(200 * MIB)
+    (whole / "state.toml.new").touch()
+    done = omlxd("doctor")
+    assert done.returncode == 0, "warnings alone are no failure"
+    lines = {line.split()[1]: line for line in done.stdout.splitlines()}
+    assert lines["logs"].startswith("! logs ")
+    assert lines["logs"].endswith("; remove old files")
+    assert lines["files"].endswith("left over: `state.toml.new`; look at them and remove them")
+
+
+def test_of_a_daemon_that_runs_its_own_manifest_is_looked_at(omlxd: Omlxd, whole: Path, fake: FakeDaemon) -> None:
+    (whole / "omlxd.sock").chmod(0o600)
+    with (whole / "omlxd.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _, found = examined(omlxd)
+        assert "/home/me/.omlxd/omlxd.toml" in found["manifest"]["found"]
+        _, found = examined(omlxd, "--manifest", str(whole / "omlxd.toml"))
+        assert found["manifest"]["found"] == str(whole / "omlxd.toml")
+
+
 def test_a_socket_that_a_killed_daemon_left_is_no_fault(omlxd: Omlxd, whole: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(whole / "omlxd.sock"))
@@ -98,9 +148,9 @@ def test_the_daemon_that_holds_the_lock_is_asked(omlxd: Omlxd, whole: Path, fake
     (whole / "omlxd.sock").chmod(0o600)
     with (whole / "omlxd.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        status, found = examined(omlxd)
+        status, found = examined(omlxd, "--manifest", str(whole / "omlxd.toml"))
         assert (status, found["daemon"]["health"]) == (0, "ok")
         assert found["daemon"]["found"].startswith("omlxd 0.1.0, ")
         fake.close()
-        status, found = examined(omlxd)
+        status, found = examined(omlxd, "--manifest", str(whole / "omlxd.toml"))
         assert (status, found["daemon"]["health"]) == (1, "wrong")

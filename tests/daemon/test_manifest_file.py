@@ -51,6 +51,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
         max_batch = 4
         max_waiting = 0
         prefix_cache = "1G"
+        keep_awake = false
         log_level = "debug"
         log_max_size = "1M"
         log_backups = 0
@@ -83,6 +84,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
             max_batch=4,
             max_waiting=0,
             prefix_cache="1G",
+            keep_awake=False,
             log_level="debug",
             log_max_size_bytes=2**20,
             log_backups=0,
@@ -346,6 +348,7 @@ def test_the_template_shows_every_key_with_its_default() -> None:
     text = re.sub(r"^#(?=\w+ = )", "", default_manifest_text(), flags=re.MULTILINE)
     text = text.replace('hard_limit = "12G"\n', "").replace('min_available = "2G"\n', "")
     text = text.replace('api_key = "a long random text"\n', "").replace('api_key_file = "api.key"\n', "")
+    text = text.replace('max_keep_alive = "1h"\n', "")
     assert parse_manifest(text, "/m") == Manifest(path="/m")
     for key in [*DaemonTable.model_fields, *ApiTable.model_fields]:
         assert re.search(rf"^#?{key} = ", default_manifest_text(), re.MULTILINE), key

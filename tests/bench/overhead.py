@@ -1,0 +1,117 @@
+"""What the server costs: tokens/s of streams over HTTP, against the same engine that a loop in its process drives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.bench.report import Judged, Row, Target, against
+from tests.bench.scratch import CHECKOUT, Scratch
+from tests.bench.servers import RunningDaemon, cpu_s, our_daemon
+from tests.bench.streaming import chat
+
+PEER = "bare engine"
+PROMPT = "Tell me what a computer does with its memory when there is too little of it."
+AT_MOST_3_PERCENT = Target(0.97, Judged.RATIO, at_most=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A model, how many stream from it at once, how many tokens each, and what is asked of the ratio."""
+
+    megabytes: int
+    clients: int
+    max_tokens: int
+    target: Target | None
+
+
+CASES = (
+    _Case(50, 1, 64, AT_MOST_3_PERCENT),
+    _Case(50, 8, 32, AT_MOST_3_PERCENT),
+    _Case(5, 1, 512, None),  # smaller than any model in use: a token takes 1 ms, and the rest shows most
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round of one side: the speed of all streams together, the processor time of its process, and the texts."""
+
+    tokens_per_s: float
+    cpu_ms_per_token: float
+    texts: list[str]
+
+
+def run(scratch: Scratch) -> Iterator[Row]:
+    """The daemon and the bare engine are up at once and take turns; one is idle while the other works."""
+    for case in CASES:
+        model = scratch.llama(case.megabytes)
+        with (
+            our_daemon(scratch.home("overhead"), {"chat": model}, prefix_cache=0) as daemon,
+            _bare_engine(model) as bare,
+            ThreadPoolExecutor(case.clients) as pool,
+        ):
+            daemon.load("chat")
+            ours, peer = list[_Round](), list[_Round]()
+            for number in range(scratch.rounds(12, 3) + 1):
+                prompts = [f"{number}.{client}: {PROMPT}" for client in range(case.clients)]
+                if number % 2:
+                    mine, theirs = _over_http(daemon, prompts, case, pool), _ask(bare, prompts, case)
+                else:
+                    theirs, mine = _ask(bare, prompts, case), _over_http(daemon, prompts, case, pool)
+                if number:  # the first round warms up
+                    ours.append(mine)
+                    peer.append(theirs)
+            yield from _rows(case, ours, peer)
+
+
+def _rows(case: _Case, ours: Sequence[_Round], peer: Sequence[_Round]) -> Iterator[Row]:
+    what = f"{case.megabytes} MB, {case.clients} stream{'s' if case.clients > 1 else ''}"
+    same = sum(
+        text == other for a, b in zip(ours, peer, strict=True) for text, other in zip(a.texts, b.texts, strict=True)
+    )
+    note = f"{same} of {len(ours) * case.clients} answers have the same text"
+    speeds = [[each.tokens_per_s for each in rounds] for rounds in (ours, peer)]
+    yield against(f"tokens/s, {what}", "tok/s", speeds[0], PEER, speeds[1], case.target, note)
+    costs = [[each.cpu_ms_per_token for each in rounds] for rounds in (ours, peer)]
+    yield against(f"processor time a token, {what}", "ms", costs[0], PEER, costs[1])
+
+
+def _over_http(daemon: RunningDaemon, prompts: Sequence[str], case: _Case, pool: ThreadPoolExecutor) -> _Round:
+    before_s = cpu_s(daemon.process)
+    asked = [pool.submit(chat, daemon.api, "chat", prompt, case.max_tokens) for prompt in prompts]
+    answers = [each.result() for each in asked]
+    took_s = max(answer.last_s for answer in answers) - min(answer.sent_s for answer in answers)
+    tokens = sum(answer.tokens for answer in answers)
+    cpu_ms = 1000 * (cpu_s(daemon.process) - before_s)
+    return _Round(tokens / took_s, cpu_ms / tokens, [answer.text for answer in answers])
+
+
+@contextmanager
+def _bare_engine(model: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.bench.overhead_child", str(model)]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            assert child.stdin is not None
+            child.stdin.close()  # its end
+
+
+def _ask(child: subprocess.Popen[str], prompts: Sequence[str], case: _Case) -> _Round:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    process = psutil.Process(child.pid)
+    before_s = cpu_s(process)
+    child.stdin.write(json.dumps({"prompts": list(prompts), "max_tokens": case.max_tokens}) + "\n")
+    child.stdin.flush()
+    told = json.loads(child.stdout.readline())
+    cpu_ms = 1000 * (cpu_s(process) - before_s)
+    return _Round(told["tokens_per_s"], cpu_ms / (len(prompts) * case.max_tokens), told["texts"])

@@ -160,7 +160,8 @@ def model_candidates(
             return "next, should this not suffice"
         if entry.busy:
             return "busy"
-        return "can be spared" if (entry.last_used_s, entry.name) < (victim.last_used_s, victim.name) else "used more recently"
+        earlier = (entry.last_used_s, entry.name) < (victim.last_used_s, victim.name)
+        return "can be spared" if earlier else "used more recently"
 
     return tuple(
         Candidate(entry.name, entry is victim, why(entry), entry.weights_bytes, entry.last_used_s) for entry in order

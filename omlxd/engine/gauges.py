@@ -161,7 +161,8 @@ class Gauges:
         self._overheads = (0,) * SAMPLES  # replaced, never changed: two threads read it
         self._unsettled_until = 0.0
         self._sampled_at = float("-inf")
-        self._default_cache_limit = self._cache_room_bytes = self._cache_limit_bytes = 0
+        self._default_cache_limit = self._cache_room_bytes = 0
+        self._cache_limit_bytes = -1  # nothing told yet
         self._system: tuple[float, int, int] = (-1.0, 0, 0)
 
     def attach(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from omlxd.daemon.bodies import Body, told_by
+from omlxd.daemon.bodies import MOST_MESSAGES, Body, told_by
 from omlxd.daemon.wish import MAX_STOPS
 
 
@@ -203,7 +203,7 @@ class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
     system: Texts | None = None
     tools: list[ToolOffer] | None = None
     tool_choice: ToolChoice | None = None

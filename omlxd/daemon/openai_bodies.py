@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from omlxd.daemon.bodies import Body, problem_of
+from omlxd.daemon.bodies import MOST_MESSAGES, Body, problem_of
 from omlxd.daemon.openai_messages import ChatMessage, Tool
 from omlxd.daemon.wish import MAX_STOPS, MAX_TOP_LOGPROBS
 
@@ -88,7 +88,7 @@ class ResponseFormat(Body):
 class ChatBody(AnswerBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None

@@ -75,6 +75,7 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"functions": []}, "functions", "is not a field"),
         ({"audio": {}}, "audio", "is not a field"),
         ({"messages": []}, "messages", "`messages`"),
+        ({"messages": HELLO * 16_385}, "messages", "at most 16384"),
         ({"messages": "hi"}, "messages", "`messages`"),
         ({"messages": ["hi"]}, "messages[0].role", "must be one of"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "`system`, `developer`, `user`, `assistant`, `tool`"),

@@ -113,7 +113,8 @@ class _Writer:
         if not re.fullmatch(written.names, name, re.ASCII):
             raise self._refused("one of the tools has a name that this model cannot write")
         if written.tagged is None:
-            self._rules[f"arguments_{at}"] = json_rule(schema, lenient=not function.get("strict"))
+            an_object = {**schema, "type": "object"}  # whatever else the schema would let them be
+            self._rules[f"arguments_{at}"] = json_rule(an_object, lenient=not function.get("strict"))
             arguments = f"arguments_{at}"
         else:
             if function.get("strict"):

@@ -132,6 +132,22 @@ def test_a_forced_call_is_one_that_the_family_writes_and_its_parser_reads(
     assert not may_end(codec, guide(codec, AnswerForm(tools=tools, must_call=True)))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "string"},
+        {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {}}},
+    ],
+)
+def test_arguments_are_an_object_whatever_their_schema_says(make: Callable[..., ChatCodec], schema: Any) -> None:
+    codec, before = make(), '<tool_call>\n{"name": "f", "arguments": '
+    form = AnswerForm(tools=({"type": "function", "function": {"name": "f", "parameters": schema}},), must_call=True)
+    assert takes(codec, guide(codec, form), before + '"x"') == before
+    assert takes(codec, guide(codec, form), before + "{}}\n</tool_call>") == before + "{}}\n</tool_call>"
+
+
 @pytest.mark.parametrize("parser", CASES)
 def test_of_one_call_only_there_is_no_second(make: Callable[..., ChatCodec], parser: str) -> None:
     template, one, two = CASES[parser]

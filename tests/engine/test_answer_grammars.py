@@ -67,6 +67,11 @@ CASES = {  # by parser: a template it is known by, one call as such a model writ
         '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
         '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
     ),
+    "pythonic": (
+        "<|tool_call_start|>",
+        '<|tool_call_start|>[weather(city="Bern", days=2)]<|tool_call_end|>',
+        "<|tool_call_start|>[now(), now()]<|tool_call_end|>",
+    ),
     "glm47": (
         "<arg_key>",
         "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n"
@@ -243,7 +248,7 @@ def test_a_model_reasons_before_its_json_where_its_prompt_lets_it(
 @pytest.mark.parametrize(
     ("template", "form", "words"),
     [
-        ("<|tool_call_start|>", AnswerForm(tools=(NOW,), must_call=True), "cannot be forced"),
+        ("<start_function_call>", AnswerForm(tools=(NOW,), must_call=True), "cannot be forced"),
         ("{{ messages }}", AnswerForm(tools=(NOW,), must_call=True), "cannot be forced"),
         (
             CASES["mistral"][0],
@@ -258,7 +263,7 @@ def test_a_model_reasons_before_its_json_where_its_prompt_lets_it(
         (
             CASES["qwen3_coder"][0],
             AnswerForm(tools=({"function": {"name": "f", "parameters": {"type": "array"}}},), must_call=True),
-            "a tag for each argument",
+            "one by one by their names",
         ),
         (TEMPLATE, AnswerForm('{"type":"objekt"}', param="response_format"), "no grammar"),
     ],
@@ -275,7 +280,7 @@ def test_a_form_that_the_model_cannot_be_held_to_is_refused_by_the_fields_name(
 
 def test_one_call_of_a_model_that_no_grammar_can_hold_is_left_to_who_hears_it(make: Callable[..., ChatCodec]) -> None:
     form = AnswerForm(tools=(NOW,), one_call=True)
-    assert make("<|tool_call_start|>").constrain(form, [0], is_chat=True) is None
+    assert make("<start_function_call>").constrain(form, [0], is_chat=True) is None
 
 
 @pytest.mark.parametrize(

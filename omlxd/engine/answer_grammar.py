@@ -24,6 +24,7 @@ _KEY = re.compile(r"[^\s<>\"']+")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUOTED = r"""/"([^"\\\n]|\\["\\nt])*"/"""
 """A text as both Python and JSON write it."""
+_Argument = tuple[str, dict[str, Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,8 @@ class _Writer:
 
     def _keywords(self, rule: str, schema: Mapping[str, Any]) -> str:
         """Arguments of a call in Python: first those that are needed, then the others."""
-        needed, others = [], []
+        needed: list[str] = []
+        others: list[str] = []
         for number, (key, value, is_needed) in enumerate(self._arguments(schema, _IDENTIFIER)):
             if words := _words(value):
                 told = f"({' | '.join(json.dumps(json.dumps(word)) for word in words)})"
@@ -163,15 +165,11 @@ class _Writer:
             chains.append(" ".join([first, *(f"({comma} {each})?" for each in others[at + 1 :])]))
         return f"({' | '.join(chains)})?" if chains else ""
 
-    def _arguments(
-        self, schema: Mapping[str, Any], keys: re.Pattern[str]
-    ) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    def _arguments(self, schema: Mapping[str, Any], keys: re.Pattern[str]) -> Iterator[_Argument]:
         """Name, schema and whether it is needed, of each."""
         properties = schema.get("properties") or {}
         if schema.get("type", "object") != "object" or not all(map(keys.fullmatch, properties)):
-            raise self._refused(
-                "this model writes arguments one by one by their names, and these have none that it can"
-            )
+            raise self._refused("this model writes arguments one by one by their names, and has none for these")
         shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
         for key, value in properties.items():
             yield key, {**value, **shared} if isinstance(value, Mapping) else {}, key in schema.get("required", ())

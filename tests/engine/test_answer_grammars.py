@@ -131,8 +131,7 @@ def test_a_forced_call_is_one_that_the_family_writes_and_its_parser_reads(
         walk = guide(codec, AnswerForm(tools=tools, must_call=True))
         assert takes(codec, walk, text) == text
         assert may_end(codec, walk)
-        if (parser, text) != ("glm47", two):  # its parser has no call without arguments
-            assert calls_in(codec, text, tools) == expected
+        assert calls_in(codec, text, tools) == expected
     assert takes(codec, guide(codec, AnswerForm(tools=tools, must_call=True)), "I think so") == ""
     assert not may_end(codec, guide(codec, AnswerForm(tools=tools, must_call=True)))
 
@@ -165,12 +164,16 @@ def test_of_one_call_only_there_is_no_second(make: Callable[..., ChatCodec], par
     assert takes(codec, guide(codec, AnswerForm(tools=(NOW,), must_call=True, one_call=True)), one) != one
 
 
+@pytest.mark.parametrize("required", [["n"], []])
 @pytest.mark.parametrize("parser", CASES)
-def test_whatever_a_model_likes_best_its_forced_call_can_be_read(make: Callable[..., ChatCodec], parser: str) -> None:
+def test_whatever_a_model_likes_best_its_forced_call_can_be_read(
+    make: Callable[..., ChatCodec], parser: str, required: list[str]
+) -> None:
     codec = make(CASES[parser][0])
     properties = {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "unit": {"enum": ["C", "F"]}}
-    schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": "dial", "parameters": schema}}]
+    properties |= {"on": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "NUMBER_dial", "parameters": schema}}]
     constraint = codec.constrain(AnswerForm(tools=tuple(tools), must_call=True, one_call=True), [0], is_chat=True)
     assert constraint is not None
     for seed in range(20):
@@ -185,9 +188,10 @@ def test_whatever_a_model_likes_best_its_forced_call_can_be_read(make: Callable[
             said += codec.token_text(token)
         assert walk.is_complete
         ((name, arguments),) = calls_in(codec, said, tools)
-        assert name == "dial"
-        assert arguments["n"] in range(10)
+        assert name == "NUMBER_dial"
+        assert arguments.get("n", 0 if not required else None) in range(10)
         assert arguments.get("unit", "C") in ("C", "F")
+        assert arguments.get("on", True) in (True, False)
 
 
 def test_calls_that_are_not_forced_are_free_text_until_their_marker(make: Callable[..., ChatCodec]) -> None:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from omlxd.core.errors import ManifestInvalid, OmlxError
+from omlxd.core.events import EventLevel
 from omlxd.core.memory import Policy
 from omlxd.daemon.home import find_home
+from omlxd.daemon.journal import journal_of, with_priority
 from omlxd.daemon.notify import take_service_manager
 
 
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
     from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
+    from omlxd.daemon.log_console import Console
 
     config = DaemonConfig(
         home=find_home(options.home),
@@ -55,7 +58,10 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
         hard_limit=options.hard_limit,
         policy=None if options.policy is None else Policy(options.policy),
     )
-    console = sys.stderr if options.foreground else None
+    console = None
+    if options.foreground:
+        journal = journal_of(os.environ)
+        console = Console(journal or sys.stderr, journal=journal is not None)
     manager = take_service_manager(os.environ)
 
     async def run() -> NoReturn:
@@ -117,7 +123,10 @@ def _tell(error: OmlxError) -> None:
         lines += [f"  {problem}" for problem in error.problems]
     if error.hint:
         lines.append(f"hint: {error.hint}")
-    sys.stderr.write("\n".join(lines) + "\n")
+    text = "\n".join(lines)
+    if journal_of(os.environ, [sys.stderr]) is not None:
+        text = with_priority(EventLevel.ERROR, text)
+    sys.stderr.write(f"{text}\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from omlxd.core.errors import OmlxError
-from omlxd.core.events import Event, EventName
+from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason
@@ -33,6 +33,7 @@ from omlxd.engine.protocol import (
     Prefilled,
     RequestFailed,
     RequestGone,
+    StepFailed,
     Unloaded,
 )
 
@@ -227,6 +228,9 @@ class Dispatch:
             case CacheDropped(freed_bytes=freed, reading=reading):
                 fields = {"freed_bytes": freed, "active_bytes": reading.active_bytes}
                 self._emit(Event(EventName.CACHE_DROPPED, fields=fields))
+            case StepFailed(model=failed):
+                fields = {"step": event.step, "reason": event.error, "stack": list(event.stack)}
+                self._emit(Event(EventName.ENGINE_FAILED, EventLevel.ERROR, model=failed, fields=fields))
             case OverLimit():
                 self._over_limit(event)
             case EngineStarted(backend=backend, reading=reading):

@@ -350,7 +350,7 @@ class LoadQueue:
         if not isinstance(error, Busy | DoesNotFit):
             entry.state, entry.failed_at_s = EntryState.FAILED, entry.clock()
         level = EventLevel.ERROR if entry.state is EntryState.FAILED else EventLevel.WARNING
-        self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_json()}, level)
+        self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_log()}, level)
 
     def _emit(
         self,

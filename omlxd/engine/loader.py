@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omlxd.core.errors import DoesNotFit, EngineFailed, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, trim_heap
+from omlxd.engine.mishaps import is_out_of_memory
 from omlxd.engine.protocol import MIB, EngineLimits, LoadOrder
 from omlxd.engine.text import ChatCodec
 
@@ -219,7 +220,7 @@ def explain(error: BaseException, order: LoadOrder) -> OmlxError:
         return _disappeared(order)
     if isinstance(error, ImportError):
         return EngineFailed(f"cannot load `{order.model}`: {text}", hint="install what is missing and restart omlxd")
-    if isinstance(error, MemoryError) or "out of memory" in text.lower():
+    if is_out_of_memory(error):
         return DoesNotFit(f"the device ran out of memory while loading `{order.model}`", hint="lower `max_memory`")
     kind, what, hint = _explain_folder(error, text)
     return LoadFailed(f"cannot load `{order.model}`: {what}", hint=hint, details={"kind": kind, "path": order.path})

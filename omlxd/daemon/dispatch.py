@@ -229,8 +229,8 @@ class Dispatch:
                 fields = {"freed_bytes": freed, "active_bytes": reading.active_bytes}
                 self._emit(Event(EventName.CACHE_DROPPED, fields=fields))
             case StepFailed(model=failed):
-                fields = {"step": event.step, "reason": event.error, "stack": list(event.stack)}
-                self._emit(Event(EventName.ENGINE_FAILED, EventLevel.ERROR, model=failed, fields=fields))
+                what = {"step": event.step, "reason": event.error, "stack": list(event.stack)}
+                self._emit(Event(EventName.ENGINE_FAILED, EventLevel.ERROR, model=failed, fields=what))
             case OverLimit():
                 self._over_limit(event)
             case EngineStarted(backend=backend, reading=reading):

@@ -62,6 +62,7 @@ class SlicedLoad:
         self._module: Any = None
         self.codec: ChatCodec | None = None
         self._arrays: list[mx.array] | None = None
+        self._files: object = None
 
     def step(self, limits: EngineLimits, slice_bytes: int) -> LoadedModel | None:
         """Take the next slice (the first call opens the files); the model once all of it is in memory.
@@ -87,6 +88,7 @@ class SlicedLoad:
                 self.done_bytes += size
                 return None
             assert self.codec is not None
+            self._refuse_changed_files()
             return LoadedModel(
                 self.order.model, self._module, self.codec, self.done_bytes, time.perf_counter() - self._started_s
             )
@@ -109,6 +111,7 @@ class SlicedLoad:
                 hint="correct `path` in the manifest, or download the model there",
                 details={"kind": "missing_folder", "path": self.order.path},
             )
+        self._files = _weights_stamp(folder)
         self._module, config = mlxlm.load_lazy(folder)
         self.codec = self._read_codec(folder, config)
         arrays = mlxlm.every_array(self._module)
@@ -126,6 +129,15 @@ class SlicedLoad:
         self._gauges.grow_base(self._gauges.backend.footprint_bytes() - before)
         self._warm[self.order.path] = ((stamp, self.order.max_context), codec)
         return codec
+
+    def _refuse_changed_files(self) -> None:
+        """Tensors are read one after the other: a file that changes meanwhile makes a model of two halves."""
+        if _weights_stamp(Path(self.order.path)) != self._files:
+            raise LoadFailed(
+                f"the files of `{self.order.model}` changed while it was loaded",
+                hint="load it again when nobody writes to them any more",
+                details={"kind": "changed", "path": self.order.path},
+            )
 
     def _refuse_beyond_hard(self, size_bytes: int, limits: EngineLimits) -> None:
         if not limits.hard_bytes:
@@ -170,6 +182,15 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
         for path in sorted(folder.iterdir())
         if path.suffix in {".json", ".jinja", ".model", ".tiktoken", ".txt"}
     )
+
+
+def _weights_stamp(folder: Path) -> object:
+    """Differs when a file of weights was written to, replaced, added or removed."""
+    try:
+        found = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    except OSError:
+        return None
+    return [(name, seen.st_ino, seen.st_size, seen.st_mtime_ns) for name, seen in found]
 
 
 def _make_codec(

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-from tests.acceptance.harness import MIB, Daemon, weights_bytes
+from omlxd.cli.log_lines import Log
+from tests.acceptance.harness import MIB, Daemon
 from tests.faults.asking import PROMPTS, Answers, ask, judge
 from tests.faults.tally import Tally
 
@@ -21,10 +22,18 @@ SETTLE_S = 20.0
 FOOTPRINT_SLACK = 16 * MIB
 ACTIVE_SLACK = MIB // 4
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # asyncio's own, which come when they are needed and stay
+LOG_BYTES, LOG_BACKUPS = 64 * 1024, 2
+MOST_LOG_BYTES = (LOG_BACKUPS + 1) * LOG_BYTES
 BROKEN = "tests.faults.broken_daemon"
 
 MakeModel = Callable[[int, int], Path]
 """A folder with a tiny llama: its size in megabytes, its seed."""
+
+
+def events(daemon: Daemon, name: str) -> list[Any]:
+    """What its log files hold of these events, newest first; torn lines are left out."""
+    lines = Log(daemon.home / "logs" / "omlxd.jsonl").newest_first()
+    return [line.record for line in lines if line.record["event"] == name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class Campaign:
 
     def daemon_in(self, home: Path | None = None, *, module: str = BROKEN, **settings: Any) -> Daemon:
         """A home with these models, and logs that rotate soon; not started."""
-        keys = {"max_memory": "1G", "log_max_size": "64K", "log_backups": 2, **settings}
+        keys = {"max_memory": "1G", "log_max_size": LOG_BYTES, "log_backups": LOG_BACKUPS, **settings}
         return Daemon(dict(self.folders), daemon=keys, home=home, module=module)
 
     @property
@@ -151,6 +160,3 @@ class Campaign:
             if is_ > was + slack:
                 found.append(f"{what}: {is_}, {was} before")
         return found
-
-
-__all__ = ["Base", "Campaign", "MakeModel", "weights_bytes"]

@@ -17,7 +17,7 @@ import psutil
 
 from tests.acceptance.harness import Daemon
 from tests.faults.asking import ask_all, judge
-from tests.faults.campaign import Campaign
+from tests.faults.campaign import Campaign, events
 from tests.faults.tally import Tally
 
 TMPFS_BYTES = 512 * 1024
@@ -106,5 +106,5 @@ def _serves_and_pins(
     pins = tomllib.loads((daemon.home / "state.toml").read_text())["pins"]
     if pins["twin"]["pinned"] is not pinned:
         tally.wrong.append(f"the pin is not in the state file: {pins}")
-    if not daemon.log("log_error"):
+    if not events(daemon, "log_error"):
         tally.wrong.append("the log does not tell of the lines that were lost")

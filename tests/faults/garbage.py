@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from tests.acceptance.harness import CHAT, Daemon
 from tests.fakes.wire import connect
 from tests.faults.asking import PROMPTS, ask, judge
-from tests.faults.campaign import Campaign
+from tests.faults.campaign import MOST_LOG_BYTES, Campaign, events
 from tests.faults.tally import Tally
 
 BATCH = 100
@@ -101,6 +101,9 @@ def _post(body: bytes, length: bytes = b"") -> bytes:
 
 def _check_log(tally: Tally, daemon: Daemon) -> None:
     """What anybody can cause by the thousand does not push everything else out of the log."""
-    complaints = daemon.log("api_error")
+    total = sum(path.stat().st_size for path in (daemon.home / "logs").glob("omlxd.jsonl*"))
+    if total > MOST_LOG_BYTES:
+        tally.wrong.append(f"{total} bytes of logs")
+    complaints = events(daemon, "api_error")
     if len(complaints) > 100:
         tally.wrong.append(f"{len(complaints)} lines about it in the log")

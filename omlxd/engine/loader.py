@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omlxd.core.errors import DoesNotFit, EngineFailed, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, trim_heap
-from omlxd.engine.mishaps import is_out_of_memory
+from omlxd.engine.mishaps import is_out_of_files, is_out_of_memory, no_files_left
 from omlxd.engine.protocol import MIB, EngineLimits, LoadOrder
 from omlxd.engine.text import ChatCodec
 
@@ -201,6 +201,8 @@ def _make_codec(
         codec = ChatCodec(tokenizer, _vocab_size(config, tokenizer), _context_length(config, order.max_context))
         codec.encode_text("warm up")  # also proves that it works
     except Exception as error:  # tokenizers raise their own kinds, down to plain Exception
+        if is_out_of_files(error):
+            raise no_files_left(order.model) from None
         if not all((folder / name).is_file() for name, *_ in stamp):
             raise _disappeared(order) from None  # without the files mlx-lm takes the path for a hub name
         raise LoadFailed(
@@ -237,6 +239,8 @@ def _context_length(config: dict[str, Any], max_context: int | None) -> int | No
 def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     """What went wrong with a folder, in one sentence, from the exceptions mlx-lm is known to raise."""
     text = _one_line(error)
+    if is_out_of_files(error):
+        return no_files_left(order.model)
     if not Path(order.path).is_dir():
         return _disappeared(order)
     if isinstance(error, ImportError):

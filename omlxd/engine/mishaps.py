@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import traceback
 from pathlib import Path
 from typing import Final
 
-from omlxd.core.errors import EngineFailed
+from omlxd.core.errors import Busy, EngineFailed
 
 _OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|unable to allocate|attempting to allocate|resource limit \(\d+\) exceeded|bad_alloc"
@@ -21,6 +23,27 @@ _OUT_OF_MEMORY: Final = re.compile(
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device, or the system, had no memory left for an array."""
     return isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def is_out_of_files(error: BaseException) -> bool:
+    """Whether it was raised for lack of a file descriptor; libraries say so in words of their own, so one is tried."""
+    lacking = (errno.EMFILE, errno.ENFILE)
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in lacking
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as failed:
+        return failed.errno in lacking
+    return False
+
+
+def no_files_left(model: str) -> Busy:
+    """What a load hears that found no descriptor: nothing is wrong with its files, and the next try may go well."""
+    return Busy(
+        f"no file descriptor is left to load `{model}` with",
+        hint="close some connections, or raise the limit of open files (`ulimit -n`) and restart omlxd",
+        details={"retry_after_s": 5.0, "kind": "no_descriptors"},
+    )
 
 
 def failure(model: str, error: BaseException) -> EngineFailed:

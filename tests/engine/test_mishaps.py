@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omlxd.core.errors import DoesNotFit, EngineFailed
+from omlxd.core.errors import Busy, DoesNotFit, EngineFailed, LoadFailed
 from omlxd.core.states import FinishReason
 from omlxd.engine import mishaps, mlxlm, sampling, unloading
 from omlxd.engine.executor import PlanExecutor
@@ -245,3 +246,16 @@ def test_memory_that_ran_out_is_told_as_such_whatever_the_device_calls_it(text: 
 def test_other_errors_are_not_told_as_a_lack_of_memory() -> None:
     assert not mishaps.is_out_of_memory(ValueError("[matmul] shapes do not match"))
     assert mishaps.is_out_of_memory(MemoryError())
+
+
+def test_a_load_that_finds_no_descriptor_says_nothing_bad_about_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = LoadOrder(1, "m", str(Path(__file__).parent))
+    assert isinstance(explain(OSError(errno.EMFILE, "Too many open files"), order), Busy)
+    damaged = RuntimeError("[load_safetensors] Failed to open file")
+    assert isinstance(explain(damaged, order), LoadFailed)
+
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(mishaps.os, "open", no_more)
+    assert isinstance(explain(damaged, order), Busy)

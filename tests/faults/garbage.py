@@ -78,7 +78,7 @@ def _message(choices: random.Random) -> bytes:
         b"GET " + noise + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
         b"GET /v1/nowhere/" + noise.hex().encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 400_000 + b"\r\n\r\n",
         _post(bytes(broken[:-1])),
         _post(noise),
         _post(b"[" * 20_000),

@@ -51,7 +51,8 @@ def run(campaign: Campaign) -> Iterator[Tally]:
             for _ in range(campaign.times(10, 1)):
                 _strike(campaign, tally, strike, error)
             campaign.check_serves(tally)
-            campaign.check_base(tally)
+            if not campaign.short or error == OUT_OF_MEMORY:
+                campaign.check_base(tally)
             yield tally
 
 
@@ -103,7 +104,7 @@ def _provoke(campaign: Campaign, where: str) -> list[Future[Outcome]]:
 
 
 def _engine_s(error: str) -> bool:
-    return error.startswith(("engine_failed:", "does_not_fit:"))
+    return error.startswith(("engine_failed:", "load_failed:", "does_not_fit:"))
 
 
 def _never(_error: str) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m tests.faults [NAME...] [--short] [--soak MINUTES] [--seed N] [--list]`, from the root of the checkout."""
+"""`python -m tests.faults [NAME...] [--short | --scale F] [--soak MINUTES] [--seed N] [--list]`, in the checkout."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description="The fault campaign of omlxd.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="one of those that --list names; all by default")
     parser.add_argument("--short", action="store_true", help="few times each, as in the test suite")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="F", help="F times as often as in full")
     parser.add_argument("--soak", type=float, default=20.0, metavar="MINUTES", help="how long the soak takes")
     parser.add_argument("--seed", type=int, default=1, help="of all random choices")
     parser.add_argument("--list", action="store_true", help="say what there is")
@@ -42,9 +43,10 @@ def main() -> int:
         campaign = Campaign(
             Path(root) / "own",
             lambda megabytes, seed: scratch.tiny("llama", megabytes, seed=seed),
-            arguments.short,
-            arguments.seed,
-            arguments.soak * 60,
+            short=arguments.short,
+            seed=arguments.seed,
+            scale=arguments.scale,
+            soak_s=arguments.soak * 60,
         )
         try:
             for fault in faults:

@@ -55,6 +55,7 @@ class Campaign:
         make_model: see `MakeModel`.
         short: few times each.
         seed: of all random choices.
+        scale: how often each fault is done otherwise, as a part of the full number.
         soak_s: how long the soak takes.
     """
 
@@ -62,6 +63,7 @@ class Campaign:
     make_model: MakeModel
     short: bool
     seed: int = 1
+    scale: float = 1.0
     soak_s: float = 1200.0
     answers: Answers = field(default_factory=Answers)
     _daemon: Daemon | None = None
@@ -77,7 +79,7 @@ class Campaign:
 
     def times(self, full: int, short: int) -> int:
         """How often to do it."""
-        return short if self.short else full
+        return short if self.short else max(1, round(full * self.scale))
 
     def daemon_in(self, home: Path | None = None, *, module: str = BROKEN, **settings: Any) -> Daemon:
         """A home with these models, and logs that rotate soon; not started."""

@@ -21,9 +21,11 @@ from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.daemon.log_console import Console
 from omlxd.daemon.log_file import LogFile
 
+OURS: Final = "omlxd"
+"""The logger for what goes wrong where no event can be emitted: in the handing on of events."""
 _SEVERITY = {level: number for number, level in enumerate(EventLevel)}
 _LEADING = ("ts", "level", "event", "model", "request", "decision")
-_LIBRARIES = ("uvicorn.error", "asyncio", "py.warnings")
+_LIBRARIES = ("uvicorn.error", "asyncio", "py.warnings", OURS)
 
 
 class EventLog:
@@ -81,7 +83,10 @@ class EventLog:
 
 @contextmanager
 def libraries_to(emit: Emit) -> Iterator[None]:
-    """While inside, warnings and errors of uvicorn, asyncio and Python arrive as `api_error` events."""
+    """While inside, warnings and errors of uvicorn, asyncio and Python arrive as `api_error` events.
+
+    So does what is logged as `OURS`.
+    """
     bridge = _Bridge(emit)
     before: list[tuple[logging.Logger, int, bool]] = []
     for name in _LIBRARIES:
@@ -179,9 +184,10 @@ def _with_left_out(event: Event, left_out: int) -> Event:
 def _event_of(record: logging.LogRecord) -> Event:
     fields: dict[str, Any] = {"source": record.name}
     error = record.exc_info[1] if record.exc_info else None
-    # With an exception the message may be its repr; the frames say enough and quote nobody.
     fields["message"] = record.getMessage().strip().splitlines()[0] if record.msg else ""
     if error is not None:
+        # Its message may show what a callback was called with; the frames say enough, and quote nobody.
+        fields["message"] = fields["message"].partition("(")[0].strip()
         fields["traceback"] = trace_of(error)
     level = EventLevel.ERROR if record.levelno >= logging.ERROR else EventLevel.WARNING
     return Event(EventName.API_ERROR, level=level, fields=fields)

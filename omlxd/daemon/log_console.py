@@ -44,13 +44,19 @@ class Console:
         if not self._thread.is_alive():
             return  # the terminal went away or cannot show it; the file has it all
         try:
-            line = self._render(dict(fields))
+            line = self._rendered(fields)
             if self._left_out:
                 line = f"({self._left_out} events are missing here: nobody read them; the log file has them)\n{line}"
             self._waiting.put_nowait(line)
             self._left_out = 0
         except queue.Full:
             self._left_out += 1
+
+    def _rendered(self, fields: Mapping[str, Any]) -> str:
+        try:
+            return self._render(dict(fields))
+        except Exception as error:  # of a library; what is logged must go on
+            return f"({fields.get('event')}: cannot be shown, {type(error).__name__}; the log file has it)"
 
     def close(self) -> None:
         """Wait a moment until all is written."""
@@ -76,7 +82,13 @@ def _journal_line(fields: dict[str, Any]) -> str:
 
 def _terminal_lines(*, colours: bool) -> Callable[[dict[str, Any]], str]:
     renderer = structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
-    return lambda fields: str(renderer(None, "", _dated(fields)))
+
+    def rendered(fields: dict[str, Any]) -> str:
+        if isinstance(stack := fields.get("stack"), list):  # structlog wants a text, and writes it below the line
+            fields["stack"] = "\n".join(f"  {frame}" for frame in stack)
+        return str(renderer(None, "", _dated(fields)))
+
+    return rendered
 
 
 def _takes_colours(stream: TextIO) -> bool:

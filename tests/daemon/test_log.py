@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -261,6 +262,21 @@ def test_errors_of_libraries_become_events_and_stop_doing_so_at_the_end() -> Non
     assert "ValueError" in events[1].fields["traceback"]
     assert PROMPT not in str(events[1].fields)
     assert logging.getLogger("asyncio").handlers == []
+
+
+async def test_a_callback_that_raises_is_told_without_what_it_was_called_with() -> None:
+    events: list[Event] = []
+
+    def callback(prompt: str) -> None:
+        raise ValueError(prompt)
+
+    with libraries_to(events.append):
+        asyncio.get_running_loop().call_soon(callback, PROMPT)
+        await asyncio.sleep(0)
+    (event,) = events
+    assert event.fields["message"].startswith("Exception in callback")
+    assert "ValueError" in event.fields["traceback"]
+    assert PROMPT not in str(event.fields)
 
 
 def test_a_client_that_hangs_up_in_the_middle_of_an_answer_is_no_fault() -> None:

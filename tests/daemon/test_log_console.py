@@ -131,3 +131,22 @@ def test_a_terminal_that_went_away_stops_nothing(tmp_path: Path) -> None:
             log.write(EVENT)
         log.close()
     assert (tmp_path / "omlxd.jsonl").read_text().count("limit_warning") == 3
+
+
+def test_a_stack_is_shown_below_its_line() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.show(Event(EventName.ENGINE_STALLED, fields={"stack": ["a.py:1 f", "b.py:2 g"]}).to_json())
+    console.close()
+    assert "engine_stalled" in stream.getvalue()
+    assert "  a.py:1 f\n  b.py:2 g\n" in stream.getvalue()
+
+
+def test_what_cannot_be_rendered_is_named_and_stops_nothing() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.show({"event": "odd", "level": "info", "exception": object(), "stack": object()})
+    console.show(EVENT.to_json())
+    console.close()
+    assert "odd" in stream.getvalue().splitlines()[0]
+    assert "limit_warning" in stream.getvalue()

@@ -21,6 +21,7 @@ from tests.faults.campaign import Campaign, events
 from tests.faults.tally import Tally
 
 TMPFS_BYTES = 512 * 1024
+LINES_OF_A_PAGE = 30
 
 
 def run(campaign: Campaign) -> Iterator[Tally]:
@@ -35,13 +36,13 @@ def _no_file_may_grow(campaign: Campaign) -> Tally:
     daemon.control("POST", "models/small/load")
     process = psutil.Process(daemon.pid)
     _, most = process.rlimit(resource.RLIMIT_FSIZE)
-    for at in range(campaign.times(10, 2)):
+    for _ in range(campaign.times(10, 2)):
         process.rlimit(resource.RLIMIT_FSIZE, (1, most))
         try:
-            _serves_and_pins(campaign, daemon, tally, pinned=at % 2 == 0, saved=False)
+            _serves_and_pins(campaign, daemon, tally, saved=False)
         finally:
             process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, most))
-        _serves_and_pins(campaign, daemon, tally, pinned=at % 2 == 1, saved=True)
+        _serves_and_pins(campaign, daemon, tally, saved=True)
         tally.times += 1
     campaign.check_serves(tally)
     campaign.check_base(tally)
@@ -55,20 +56,23 @@ def _full_file_system(campaign: Campaign) -> Tally:
         shutil.rmtree(home)
         tally.note = "left out: it takes root, and Linux, to mount one"
         return tally
-    daemon = campaign.daemon_in(home)
+    daemon = campaign.daemon_in(home, log_max_size=TMPFS_BYTES)  # no rotation that would make room
     try:
         home.chmod(0o700)
         daemon.spawn()
         if not campaign.short:
             daemon.control("POST", "models/small/load")
-        for at in range(campaign.times(10, 2)):
+        for _ in range(campaign.times(10, 2)):
             ballast = home / "logs" / "ballast"
             with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(256))
-            _serves_and_pins(campaign, daemon, tally, pinned=at % 2 == 0, saved=False, asks=not campaign.short)
+            for _ in range(LINES_OF_A_PAGE):  # what is left of the log's last page
+                daemon.control("POST", "models/medium/pin", {})
+                daemon.control("POST", "models/medium/unpin", {})
+            _serves_and_pins(campaign, daemon, tally, saved=False, asks=not campaign.short)
             ballast.unlink()
-            _serves_and_pins(campaign, daemon, tally, pinned=at % 2 == 1, saved=True, asks=not campaign.short)
+            _serves_and_pins(campaign, daemon, tally, saved=True, asks=not campaign.short)
             tally.times += 1
         if daemon.terminate() != 0:
             tally.wrong.append("it did not end with 0")
@@ -87,9 +91,9 @@ def _mount(place: Path) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _serves_and_pins(
-    campaign: Campaign, daemon: Daemon, tally: Tally, *, pinned: bool, saved: bool, asks: bool = True
-) -> None:
+def _serves_and_pins(campaign: Campaign, daemon: Daemon, tally: Tally, *, saved: bool, asks: bool = True) -> None:
+    """With a full disk (not `saved`) a pin is set, and with room it is taken away."""
+    pinned = not saved
     asked = ask_all(daemon, "small") if asks else []
     answer = daemon.ask("POST", f"/v1/control/models/twin/{'pin' if pinned else 'unpin'}", {})
     if answer.status != 200:

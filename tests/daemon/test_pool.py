@@ -282,9 +282,7 @@ async def test_a_failed_model_is_tried_again_as_soon_as_its_files_have_changed()
 
 
 @on_virtual_time
-async def test_a_load_that_failed_on_files_in_change_is_not_held_against_those_that_were_there_before() -> (
-    None
-):
+async def test_a_load_that_failed_on_files_in_change_is_not_held_against_those_that_were_there_before() -> None:
     scene = Scene({"chat": 100})
     scene.engine.load_errors["chat"] = ValueError("cut in the middle")
 

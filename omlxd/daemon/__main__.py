@@ -60,9 +60,10 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
         policy=None if options.policy is None else Policy(options.policy),
     )
     console = None
-    if options.foreground:
-        journal = journal_of(os.environ)
-        console = Console(journal or sys.stderr, journal=journal is not None)
+    if (journal := journal_of(os.environ)) is not None:
+        console = Console(journal, journal=True)
+    elif options.foreground:
+        console = Console(sys.stderr)
     manager = take_service_manager(os.environ)
 
     async def run() -> NoReturn:
@@ -140,7 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", choices=[policy.value for policy in Policy], help="how memory pressure is answered")
     parser.add_argument("--ready-fd", metavar="FD", type=int, help="where to write one JSON line when it is ready")
     parser.add_argument("--supervisor", choices=["launchd", "systemd"], help="who starts it again when it fails")
-    parser.add_argument("--foreground", action="store_true", help="show events on stderr too")
+    parser.add_argument(
+        "--foreground", action="store_true", help="show events on stderr too (in systemd's journal they always are)"
+    )
     return parser
 
 

@@ -79,7 +79,7 @@ def test_a_daemon_in_the_journal_writes_there_and_to_its_file_and_neither_twice(
     journal = daemon.home / "test.err"
     journal.touch()
     try:
-        daemon.spawn("--foreground", env={JOURNAL_VARIABLE: journal_name(journal), "NO_COLOR": ""})
+        daemon.spawn("--supervisor", "systemd", env={JOURNAL_VARIABLE: journal_name(journal)})
         daemon.until_event("daemon_ready")
         assert daemon.terminate() == 0
         shown = journal.read_text().splitlines()
@@ -95,7 +95,7 @@ def test_a_daemon_that_cannot_start_says_so_in_the_journal_as_an_error() -> None
     journal = daemon.home / "test.err"
     journal.touch()
     try:
-        daemon.spawn("--foreground", env={JOURNAL_VARIABLE: journal_name(journal)})
+        daemon.spawn("--supervisor", "systemd", env={JOURNAL_VARIABLE: journal_name(journal)})
         assert daemon.wait() == 78
         shown = journal.read_text().splitlines()
         assert all(line.startswith("<3>") for line in shown)

@@ -141,9 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", choices=[policy.value for policy in Policy], help="how memory pressure is answered")
     parser.add_argument("--ready-fd", metavar="FD", type=int, help="where to write one JSON line when it is ready")
     parser.add_argument("--supervisor", choices=["launchd", "systemd"], help="who starts it again when it fails")
-    parser.add_argument(
-        "--foreground", action="store_true", help="show events on stderr too (in systemd's journal they always are)"
-    )
+    parser.add_argument("--foreground", action="store_true", help="show events on stderr; a journal has them anyway")
     return parser
 
 

@@ -19,6 +19,7 @@ from tests.faults.asking import PROMPTS, Answers, ask, judge
 from tests.faults.tally import Tally
 
 SETTLE_S = 20.0
+LOOK_EACH_S = 0.1
 FOOTPRINT_SLACK = 16 * MIB
 ACTIVE_SLACK = MIB // 4
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # asyncio's own, which come when they are needed and stay
@@ -115,7 +116,7 @@ class Campaign:
         assert self._base is not None
         deadline_s = time.monotonic() + SETTLE_S  # the last connections are being closed, and the footprint lags
         while (above := self._above(self._base)) and time.monotonic() < deadline_s:
-            pass
+            time.sleep(LOOK_EACH_S)
         tally.leaked += above
 
     def close(self) -> None:

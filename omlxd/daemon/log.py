@@ -62,10 +62,10 @@ class EventLog:
         if _SEVERITY[event.level] < _SEVERITY[self._least]:
             return
         fields = {key: value for key, value in event.to_json().items() if key != "event"}
+        self._lines.msg(event.event.value, **fields)
         if lost := self._file.lost_to_report():
             lost_fields = {"lost_lines": lost, "reason": self._file.last_error}
             self._lines.msg(EventName.LOG_ERROR.value, ts=event.ts, level=EventLevel.ERROR.value, **lost_fields)
-        self._lines.msg(event.event.value, **fields)
         if self._console is not None:
             self._console.show(event.to_json())
 

@@ -59,7 +59,7 @@ def run(campaign: Campaign) -> Iterator[Tally]:
 def _strike(campaign: Campaign, tally: Tally, strike: Strike, error: str) -> None:
     daemon, where = campaign.daemon, strike.where
     right = {(model, prompt): campaign.right(model, prompt) for model in ("small", "twin") for prompt in PROMPTS}
-    right["medium", PROMPTS[0]] = campaign.right("medium", PROMPTS[0])
+    campaign.right("medium", PROMPTS[0])
     beside_right = campaign.answers.right(daemon, "small", campaign.folders["small"], PROMPTS[3], BESIDE_TOKENS)
     for model in ("small", "twin"):
         daemon.control("POST", f"models/{model}/load")
@@ -80,7 +80,7 @@ def _strike(campaign: Campaign, tally: Tally, strike: Strike, error: str) -> Non
     may_fail = _engine_s if strike.costs else lambda _: False
     judge(tally, beside.result(), beside_right, may_fail=may_fail)
     for outcome in outcomes:
-        judge(tally, outcome, right[outcome.model, outcome.prompt], may_fail=may_fail)
+        judge(tally, outcome, campaign.right(outcome.model, outcome.prompt), may_fail=may_fail)
     for each in bystanders:
         outcome = each.result()
         judge(tally, outcome, right[outcome.model, outcome.prompt], may_fail=_engine_s if where == "plan" else _never)
@@ -98,8 +98,9 @@ def _provoke(campaign: Campaign, where: str) -> list[Future[Outcome]]:
         return []
     if where in ("joining", "plan"):
         return [in_thread(lambda: ask(daemon, "small", PROMPTS[0]))]
-    if where == "prefill":  # two that wait together would go bare into the batch
-        return [in_thread(lambda: ask(daemon, "small", PROMPTS[2]))]
+    if where == "prefill":  # one whose beginning nothing has kept
+        prompt = f"{campaign.random.random()} {PROMPTS[2]}"
+        return [in_thread(lambda: ask(daemon, "small", prompt))]
     return ask_all(daemon, "small")
 
 

@@ -14,6 +14,7 @@ from omlxd.core.states import FinishReason
 from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine import mishaps, mlxlm
 from omlxd.engine.gauges import Gauges, tame_glibc
+from omlxd.engine.grammars import guide_failed
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
@@ -384,10 +385,13 @@ class PlanExecutor:
         logprob = request.logprob()
         logprobs = (logprob,) if logprob is not None and ids else ()
         self.events.append(Generated(self.next_seq(), name, text, len(ids), ids, logprobs))
-        if reason is None:
+        end: FinishReason | OmlxError | None = reason
+        if request.problem and (reason is None or not ids):
+            end = guide_failed(request.order.model, request.problem)
+        if end is None:
             return True
         self._ended.add(name)
-        self._finished.append((name, reason, request.text.stopped_by))
+        self._finished.append((name, end, request.text.stopped_by))
         return False
 
     def _report_finished(self) -> None:

@@ -80,8 +80,9 @@ def test_no_prompt_and_no_key_is_ever_written_down(
             raw.recv(1000)
     break_next(daemon.home, "token", f"ValueError {PROMPT}")
     assert PROMPT in str(post(*BODIES["chat"]).json)
-    break_next(daemon.home, "plan", f"KeyError {PROMPT}")
-    assert post(*BODIES["chat"]).status == 500
+    asked = break_next(daemon.home, "plan", f"KeyError {PROMPT}")
+    while asked.exists():  # it may happen to a plan without a request
+        post(*BODIES["chat"])
     assert post(*BODIES["chat"]).status == 200
     daemon.process.send_signal(signal.SIGUSR1)
     assert daemon.terminate() == 0

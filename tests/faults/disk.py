@@ -36,7 +36,7 @@ def _no_file_may_grow(campaign: Campaign) -> Tally:
     daemon.control("POST", "models/small/load")
     process = psutil.Process(daemon.pid)
     _, most = process.rlimit(resource.RLIMIT_FSIZE)
-    for _ in range(campaign.times(10, 2)):
+    for _ in range(campaign.times(10, 1)):
         process.rlimit(resource.RLIMIT_FSIZE, (1, most))
         try:
             _serves_and_pins(campaign, daemon, tally, saved=False)
@@ -62,7 +62,7 @@ def _full_file_system(campaign: Campaign) -> Tally:
         daemon.spawn()
         if not campaign.short:
             daemon.control("POST", "models/small/load")
-        for _ in range(campaign.times(10, 2)):
+        for _ in range(campaign.times(10, 1)):
             ballast = home / "logs" / "ballast"
             with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
                 while True:

@@ -31,21 +31,21 @@ STRIKES = (
     Strike("batch", ALL),
     Strike("lone", 1, short=False),
     Strike("joining", 2, short=False),
-    Strike("prefill", 1),
+    Strike("prefill", 1, short=False),
     Strike("token", 1),
     Strike("leaving", ALL, short=False),
-    Strike("load", 1),
-    Strike("unload", 0),
+    Strike("load", 1, short=False),
+    Strike("unload", 0, short=False),
     Strike("plan", ALL),
 )
-IN_SHORT_OUT_OF_MEMORY = ("batch", "load")
+IN_SHORT_OUT_OF_MEMORY = ("load",)
 
 
 def run(campaign: Campaign) -> Iterator[Tally]:
     """Requests of another model, and those of the same one that were not in the step, go on with the right text."""
     for what, error in (("an exception", BUG), ("no memory", OUT_OF_MEMORY)):
         for strike in STRIKES:
-            if campaign.short and not (strike.short and (error == BUG or strike.where in IN_SHORT_OUT_OF_MEMORY)):
+            if campaign.short and not (strike.short if error == BUG else strike.where in IN_SHORT_OUT_OF_MEMORY):
                 continue
             tally = Tally(f"{what} in a step: {strike.where}")
             for _ in range(campaign.times(10, 1)):

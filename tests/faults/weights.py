@@ -67,7 +67,7 @@ def _during_a_load(campaign: Campaign, name: str, damage: Damage) -> Tally:
         campaign.daemon,
         campaign.folders["medium"],
     )
-    for _ in range(campaign.times(20, 2)):
+    for _ in range(campaign.times(20, 1)):
         right = campaign.right("medium", PROMPTS[0])
         daemon.control("POST", "models/medium/unload", {"now": True})
         with _kept(folder):

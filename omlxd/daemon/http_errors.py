@@ -138,10 +138,12 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shown(request.url.path)
     if error.status_code == 404:
-        return error_response(NoSuchPath(f"nothing answers at `{path}`"), request.url.path)
+        missing = NoSuchPath(f"nothing answers at `{path}`", hint="`GET /openapi.json` lists the paths")
+        return error_response(missing, request.url.path)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        problem = WrongMethod(f"`{path}` does not take {request.method}", details={"allow": allow})
+        hint = f"it takes {allow}" if allow else None
+        problem = WrongMethod(f"`{path}` does not take {request.method}", hint=hint, details={"allow": allow})
         return error_response(problem, request.url.path)
     return error_response(InvalidRequest(f"the request was refused ({error.detail})"), request.url.path)
 

@@ -62,7 +62,7 @@ def test_a_manifest_that_cannot_be_read_completes_nothing(omlxd: Omlxd, home: Pa
         (["--v"], ["--version"]),
         (["run", "chat", "--t"], ["--temperature", "--top-p"]),
         (["logs", "--level", "w"], ["warning"]),
-        (["start", "--policy", ""], ["reference", "graceful"]),
+        (["start", "--policy", ""], ["graceful", "reference"]),
         (["service", "u"], ["uninstall"]),
         (["service", "install", "--e"], ["--env"]),
         (["run", "chat", "--max-tokens", ""], []),
@@ -157,11 +157,11 @@ def test_tab_completes_in_a_shell_on_a_terminal(
     terminal = pexpect.spawn(shell, options, env=in_shell, encoding="utf-8", timeout=30, dimensions=(24, 200))
     terminal.sendline(begin.format(script=script))
     terminal.expect("ready> ")
-    _type(terminal, "omlxd run sm", "run small ")
-    _type(terminal, "omlxd resta", "omlxd restart ")
-    _type(terminal, "omlxd run chat --temp", "--temperature ")
-    _type(terminal, "omlxd run qw", re.escape("qwen") + r"\\?:8b ")
-    _type(terminal, "omlxd run qwen:8", re.escape("qwen") + r"\\?:8b ")
+    _type(terminal, "omlxd run sm", "run small")
+    _type(terminal, "omlxd resta", "omlxd restart")
+    _type(terminal, "omlxd run chat --temp", "--temperature")
+    _type(terminal, "omlxd run qw", re.escape("qwen") + r"\\?:8b")
+    _type(terminal, "omlxd run qwen:8", re.escape("qwen") + r"\\?:8b")
     terminal.close(force=True)
 
 

@@ -42,7 +42,9 @@ def look_up(repo: str) -> Contents:
     with told(repo):
         from huggingface_hub import snapshot_download  # 0.3 s
 
-        found: list[Any] = snapshot_download(repo, allow_patterns=WANTED, ignore_patterns=UNWANTED, dry_run=True)
+        found: list[Any] = snapshot_download(
+            repo, allow_patterns=WANTED, ignore_patterns=UNWANTED, dry_run=True, **_where()
+        )
     weights = [each.file_size or 0 for each in found if each.filename.endswith(".safetensors")]
     if not weights:
         raise LoadFailed(
@@ -63,7 +65,7 @@ def fetch_config(repo: str) -> Path:
     with told(repo):
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(repo, "config.json"))
+        return Path(hf_hub_download(repo, "config.json", **_where()))
 
 
 def fetch(repo: str) -> Path:
@@ -78,7 +80,7 @@ def fetch(repo: str) -> Path:
 
         if not output.is_terminal(sys.stderr):
             disable_progress_bars()
-        return Path(snapshot_download(repo, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(repo, allow_patterns=WANTED, ignore_patterns=UNWANTED, **_where()))
 
 
 def unfinished(repo: str) -> set[Path]:
@@ -90,6 +92,11 @@ def unfinished(repo: str) -> set[Path]:
 def endpoint() -> str:
     """Where the hub is."""
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _where() -> dict[str, Any]:
+    """The hub and its cache, as the rest of omlxd finds them."""
+    return {"endpoint": endpoint(), "cache_dir": hub_cache(os.environ)}
 
 
 @contextmanager

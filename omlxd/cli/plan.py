@@ -98,7 +98,7 @@ def show(surroundings: Surroundings, plan: Plan, *, json: bool) -> None:
     elif plan.rows:
         _draw(surroundings, plan)
     else:
-        output.note("the manifest has no models yet; add a `[models.NAME]` table")
+        output.note("the manifest has no models yet; `omlxd find` shows what is here, `omlxd add` adds it")
     if bad := [verdict for verdict in _asked(plan) if not verdict.fits]:
         raise DoesNotFit(bad[0].why, hint=_remedy(bad[0]), details={"short_bytes": bad[0].short_bytes})
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
-
-from omlxd.daemon.home import find_home
+from typing import Any, Final, NamedTuple
 
 VARIABLE: Final = "_OMLXD_COMPLETE"
 FIRST_IS_A_MODEL: Final = frozenset({"load", "unload", "pin", "unpin", "run", "plan", "rm"})
@@ -21,8 +17,7 @@ FIRST_IS_A_MODEL: Final = frozenset({"load", "unload", "pin", "unpin", "run", "p
 _ANSWERED: Final = ("complete_bash", "complete_zsh", "complete_fish")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A word to choose, and what it means where that is known."""
 
     value: str
@@ -67,8 +62,9 @@ def candidates(words: Sequence[str], unfinished: str) -> list[Candidate]:
         return []
     if command in FIRST_IS_A_MODEL and not rest and not unfinished.startswith("-"):
         from omlxd.cli.known_models import known_names
+        from omlxd.daemon.home import find_home
 
-        home = find_home(Path(named) if (named := home_in(words[:at])) else None)
+        home = find_home(home_in(words[:at]))
         return [Candidate(name) for name in known_names(home) if name.startswith(unfinished)]
     return _from_command(words, unfinished)
 

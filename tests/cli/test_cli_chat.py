@@ -206,47 +206,36 @@ def loaded(home: Path, fake: FakeDaemon) -> FakeDaemon:
     return fake
 
 
-def test_control_characters_in_an_answer_do_not_reach_the_terminal(chat: Chat, home: Path, loaded: FakeDaemon) -> None:
-    pieces = [chunk("ti\x1b]0;evil\x07"), chunk("tle\r"), chunk("\nnext\x9b2J"), chunk(finish="stop")]
+def test_nothing_but_text_reaches_the_terminal_and_reasoning_is_shown_and_not_remembered(
+    chat: Chat, home: Path, loaded: FakeDaemon
+) -> None:
+    (home / "chat_history").write_bytes(b"\n# 2026-01-01 00:00:00\n+question\n" * 40_000)
+    thought = {**chunk(), "choices": [{"index": 0, "delta": {"reasoning_content": "hm\x1bm"}, "finish_reason": None}]}
+    pieces = [thought, chunk("ti\x1b]0;evil\x07"), chunk("tle\r"), chunk("\nnext\x9b2J"), chunk(finish="stop")]
     loaded.routes["POST /v1/chat/completions"] = as_events(*pieces)
     terminal = chat("chat", home=home)
-    terminal.send("hello\r")
-    terminal.expect(SENT)
-    terminal.expect(PROMPT)
-    assert "ti\\x1b]0;evil\\x07tle\r\nnext\\x9b2J\r\n" in terminal.before
+    kept = (home / "chat_history").read_bytes()
+    assert kept.startswith(b"\n# 2026")  # shortened, at the beginning of an entry
+    assert len(kept) <= 2**19
+    for _ in range(2):
+        terminal.send("what?\r")
+        terminal.expect(SENT)
+        terminal.expect(PROMPT)
+        assert "hm\\x1bm\r\nti\\x1b]0;evil\\x07tle\r\nnext\\x9b2J\r\n" in terminal.before
+    asked = [body for method, path, body in loaded.seen if path == "/v1/chat/completions"]
+    assert [message["role"] for message in asked[1]["messages"]] == ["user", "assistant", "user"]
+    assert asked[1]["messages"][1]["content"] == "ti\x1b]0;evil\x07tle\r\nnext\x9b2J"
     assert _leave(terminal) == 0
 
 
-def test_reasoning_is_shown_and_not_remembered(chat: Chat, home: Path, loaded: FakeDaemon) -> None:
-    thought = {**chunk(), "choices": [{"index": 0, "delta": {"reasoning_content": "hmm"}, "finish_reason": None}]}
-    loaded.routes["POST /v1/chat/completions"] = as_events(thought, chunk("42"), chunk(finish="stop"))
-    terminal = chat("chat", home=home)
-    _say(terminal, "what?", "hmm\r\n42\r\n")
-    _say(terminal, "really?", "42\r\n")
-    asked = [body for method, path, body in loaded.seen if path == "/v1/chat/completions"]
-    assert asked[1]["messages"][:2] == [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "42"}]
-
-
-def test_a_killed_chat_leaves_the_terminal_as_it_was(chat: Chat, home: Path, loaded: FakeDaemon) -> None:
-    terminal = chat("chat", home=home)
-    terminal.kill(signal.SIGTERM)
-    terminal.expect(re.escape("\x1b[?2004l"))
-    terminal.expect(pexpect.EOF)
-    terminal.close()
-    assert terminal.exitstatus == 128 + signal.SIGTERM
-
-
-def test_a_history_that_cannot_be_kept_is_told_and_harmless(chat: Chat, home: Path, loaded: FakeDaemon) -> None:
+def test_a_history_that_cannot_be_kept_is_told_and_a_killed_chat_leaves_the_terminal_as_it_was(
+    chat: Chat, home: Path, loaded: FakeDaemon
+) -> None:
     (home / "chat_history").mkdir()
     terminal = chat("chat", home=home)
     assert "what you type is not kept" in terminal.before
-    assert _leave(terminal) == 0
-
-
-def test_a_long_history_is_shortened_at_the_beginning_of_an_entry(chat: Chat, home: Path, loaded: FakeDaemon) -> None:
-    (home / "chat_history").write_bytes(b"\n# 2026-01-01 00:00:00\n+question\n" * 40_000)
-    terminal = chat("chat", home=home)
-    kept = (home / "chat_history").read_bytes()
-    assert kept.startswith(b"\n# 2026")
-    assert len(kept) <= 2**19
-    assert _leave(terminal) == 0
+    terminal.kill(signal.SIGTERM)
+    terminal.expect(SENT)
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 128 + signal.SIGTERM

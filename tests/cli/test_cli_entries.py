@@ -62,10 +62,10 @@ def cached(home: Path) -> dict[str, str]:
     return {"HF_HUB_CACHE": str(hub), "HOME": str(home / "nobody")}
 
 
-def test_add_writes_one_table_and_leaves_every_other_byte(omlxd: Omlxd, home: Path, models: Path) -> None:
+def test_add_writes_one_table_and_leaves_every_other_byte(omlxd_here: Omlxd, home: Path, models: Path) -> None:
     before = (home / "omlxd.toml").read_text()
     (home / "omlxd.toml").chmod(0o640)
-    done = omlxd("add", "one", str(models / "org" / "one"), "--preload", "--ttl", "5m", "--alias", "uno")
+    done = omlxd_here("add", "one", str(models / "org" / "one"), "--preload", "--ttl", "5m", "--alias", "uno")
     assert (done.returncode, done.stdout) == (
         0,
         f"added `one` (10.0 MiB, fp16, context 4096) to {home / 'omlxd.toml'}\n",
@@ -78,18 +78,18 @@ def test_add_writes_one_table_and_leaves_every_other_byte(omlxd: Omlxd, home: Pa
     assert stat.S_IMODE((home / "omlxd.toml").stat().st_mode) == 0o640
 
 
-def test_add_begins_a_manifest_where_there_is_none(omlxd: Omlxd, home: Path) -> None:
+def test_add_begins_a_manifest_where_there_is_none(omlxd_here: Omlxd, home: Path) -> None:
     folder = model_folder(home / "m", MIB)
-    assert omlxd("add", "m", str(folder)).returncode == 0
+    assert omlxd_here("add", "m", str(folder)).returncode == 0
     assert list(read_manifest(home / "omlxd.toml").models) == ["m"]
     assert stat.S_IMODE((home / "omlxd.toml").stat().st_mode) == 0o600
     assert "# omlxd's manifest" in (home / "omlxd.toml").read_text()
 
 
-def test_add_follows_a_link_to_the_manifest(omlxd: Omlxd, home: Path, models: Path) -> None:
+def test_add_follows_a_link_to_the_manifest(omlxd_here: Omlxd, home: Path, models: Path) -> None:
     (home / "omlxd.toml").rename(home / "real.toml")
     (home / "omlxd.toml").symlink_to("real.toml")
-    assert omlxd("add", "one", str(models / "org" / "one")).returncode == 0
+    assert omlxd_here("add", "one", str(models / "org" / "one")).returncode == 0
     assert (home / "omlxd.toml").is_symlink()
     assert "one" in read_manifest(home / "real.toml").models
 
@@ -111,10 +111,10 @@ def test_add_follows_a_link_to_the_manifest(omlxd: Omlxd, home: Path, models: Pa
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_added_is_refused_and_nothing_written(
-    omlxd: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str, hint: str
+    omlxd_here: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str, hint: str
 ) -> None:
     before = (home / "omlxd.toml").read_text()
-    done = omlxd("add", *(each.format(m=models) for each in arguments), HF_HUB_CACHE=str(home / "hub"))
+    done = omlxd_here("add", *(each.format(m=models) for each in arguments), HF_HUB_CACHE=str(home / "hub"))
     assert done.returncode == status
     assert message in done.stderr
     assert hint.format(m=models) in done.stderr
@@ -122,22 +122,22 @@ def test_what_cannot_be_added_is_refused_and_nothing_written(
     assert sorted(path.name for path in home.iterdir()) == ["found", "mine", "omlxd.toml"]
 
 
-def test_a_model_that_does_not_fit_is_added_with_a_warning(omlxd: Omlxd, models: Path) -> None:
-    done = omlxd("add", "big", str(models / "large"))
+def test_a_model_that_does_not_fit_is_added_with_a_warning(omlxd_here: Omlxd, models: Path) -> None:
+    done = omlxd_here("add", "big", str(models / "large"))
     assert done.returncode == 0
     assert "warning: `big` needs " in done.stderr
     assert "`omlxd plan big`" in done.stderr
 
 
-def test_a_manifest_that_is_written_otherwise_is_left_to_its_owner(omlxd: Omlxd, home: Path, models: Path) -> None:
+def test_a_manifest_that_is_written_otherwise_is_left_to_its_owner(omlxd_here: Omlxd, home: Path, models: Path) -> None:
     text = f'models = {{ chat = {{ path = "{home}/mine/a" }} }}\n'
     (home / "omlxd.toml").write_text(text)
-    assert omlxd("rm", "chat").returncode == 2
+    assert omlxd_here("rm", "chat").returncode == 2
     assert (home / "omlxd.toml").read_text() == text
 
 
-def test_rm_takes_the_entry_and_its_comment_and_shows_them(omlxd: Omlxd, home: Path, models: Path) -> None:
-    done = omlxd("rm", "chat")
+def test_rm_takes_the_entry_and_its_comment_and_shows_them(omlxd_here: Omlxd, home: Path, models: Path) -> None:
+    done = omlxd_here("rm", "chat")
     assert done.returncode == 0
     assert "  | # the one for talks\n  | [models.chat]\n" in done.stdout
     folder = home / "mine" / "a"
@@ -157,10 +157,10 @@ def test_rm_takes_the_entry_and_its_comment_and_shows_them(omlxd: Omlxd, home: P
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_rm_refuses_what_was_hardly_meant(
-    omlxd: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str
+    omlxd_here: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str
 ) -> None:
     before = (home / "omlxd.toml").read_text()
-    done = omlxd("rm", *arguments)
+    done = omlxd_here("rm", *arguments)
     assert done.returncode == status
     assert message in done.stderr
     assert (home / "omlxd.toml").read_text() == before
@@ -168,22 +168,22 @@ def test_rm_refuses_what_was_hardly_meant(
 
 
 def test_rm_deletes_the_files_of_a_repository_only_when_it_may(
-    omlxd: Omlxd, home: Path, cached: dict[str, str]
+    omlxd_here: Omlxd, home: Path, cached: dict[str, str]
 ) -> None:
-    assert omlxd("add", "w", "org/whole", **cached).returncode == 0
+    assert omlxd_here("add", "w", "org/whole", **cached).returncode == 0
     stored = Path(cached["HF_HUB_CACHE"]) / "models--org--whole"
-    asked = omlxd("rm", "w", "--files", **cached)
+    asked = omlxd_here("rm", "w", "--files", **cached)
     assert asked.returncode == 2
     assert "`omlxd rm w --files --yes` does not ask" in asked.stderr
     assert stored.is_dir()
-    done = omlxd("rm", "w", "--files", "--yes", **cached)
+    done = omlxd_here("rm", "w", "--files", "--yes", **cached)
     assert (done.returncode, stored.exists()) == (0, False)
     assert f"deleted {stored} (3.00 MiB)" in done.stdout
     assert (stored.parent / "models--org--part").is_dir()
 
 
 def test_rm_keeps_files_that_another_entry_uses_or_a_link_points_to(
-    omlxd: Omlxd, home: Path, cached: dict[str, str]
+    omlxd_here: Omlxd, home: Path, cached: dict[str, str]
 ) -> None:
     (home / "models").mkdir()
     (home / "models" / "linked").symlink_to(model_folder(home / "far", MIB))
@@ -191,27 +191,27 @@ def test_rm_keeps_files_that_another_entry_uses_or_a_link_points_to(
         '[models.w]\nrepo = "org/whole"\n[models.again]\nrepo = "org/whole"\n[models.l]\npath = "models/linked"\n'
     )
     for name, message in (("w", "`again` uses the same files"), ("l", "omlxd deletes nothing elsewhere")):
-        done = omlxd("rm", name, "--files", "--yes", **cached)
+        done = omlxd_here("rm", name, "--files", "--yes", **cached)
         assert done.returncode == 2
         assert message in done.stderr
     assert (home / "far" / "config.json").exists()
 
 
-def test_find_shows_the_models_of_a_folder_and_whether_they_fit(omlxd: Omlxd, models: Path) -> None:
-    done = omlxd("find", str(models))
+def test_find_shows_the_models_of_a_folder_and_whether_they_fit(omlxd_here: Omlxd, models: Path) -> None:
+    done = omlxd_here("find", str(models))
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["NAME", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE"]
     assert [line.split()[-1] for line in lines[1:]] == [str(models / "large"), str(models / "org" / "one")]
     assert "no" in lines[1].split()
     assert "yes, 4096 tokens" in lines[2]
     assert "1 left out as not complete" in done.stderr
-    assert "has no tokenizer" in omlxd("find", str(models), "--all").stdout
+    assert "has no tokenizer" in omlxd_here("find", str(models), "--all").stdout
 
 
 def test_find_looks_into_the_cache_and_beside_the_models_of_the_manifest(
-    omlxd: Omlxd, home: Path, models: Path, cached: dict[str, str]
+    omlxd_here: Omlxd, home: Path, models: Path, cached: dict[str, str]
 ) -> None:
-    found = json.loads(omlxd("find", "--json", **cached).stdout)["models"]
+    found = json.loads(omlxd_here("find", "--json", **cached).stdout)["models"]
     assert {each["name"]: each["repo"] or Path(each["path"]).name for each in found} == {
         None: "org/whole",
         "chat": "a",
@@ -221,8 +221,8 @@ def test_find_looks_into_the_cache_and_beside_the_models_of_the_manifest(
     assert (whole["weights_bytes"], whole["quantisation"], whole["fits"]) == (3 * MIB, "fp16", True)
 
 
-def test_find_without_a_model_says_where_to_get_one(omlxd: Omlxd, home: Path) -> None:
+def test_find_without_a_model_says_where_to_get_one(omlxd_here: Omlxd, home: Path) -> None:
     (home / "empty").mkdir()
-    done = omlxd("find", str(home / "empty"))
+    done = omlxd_here("find", str(home / "empty"))
     assert (done.returncode, done.stdout) == (0, "")
     assert "`omlxd pull" in done.stderr

@@ -147,7 +147,9 @@ class Serving:
         except OmlxError as error:
             self._fail(generation, error)
         except Exception as unexpected:
-            self._fail(generation, EngineFailed(f"the request to `{request.entry.name}` failed: {unexpected}"))
+            # Its name and not its words, which may quote the prompt.
+            what = type(unexpected).__name__
+            self._fail(generation, EngineFailed(f"the request to `{request.entry.name}` failed unexpectedly ({what})"))
 
     async def _admitted(self, request: Request) -> GenerationOrder | None:
         """Its order, once its model is loaded and its memory is reserved; None when it has to be looked at again."""

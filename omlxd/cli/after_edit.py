@@ -30,7 +30,10 @@ def take_up(client: Client, manifest: Path) -> None:
                 f"the running daemon has another manifest; `omlxd restart --manifest {manifest}` takes this one"
             )
             return
-        client.call("POST", "/v1/control/reload", {}, timeout_s=None)
+        done = client.call("POST", "/v1/control/reload", {"wait": False}, timeout_s=None)
+        for warning in done.get("warnings", ()):
+            output.warn(warning)
+        output.note("the running daemon has taken it up")
     except DaemonNotRunning as error:
         output.note(f"{error.message}; `omlxd start` starts it")
     except OmlxError as error:

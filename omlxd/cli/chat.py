@@ -64,11 +64,7 @@ class Chat:
 
     def talk(self) -> None:
         """Load the model and talk until the user leaves; raises what the load raises, for nothing is lost yet."""
-        try:
-            self._take(str(self._view["name"]))
-        except KeyboardInterrupt:
-            output.note(f"the load goes on; `omlxd unload {self._view['name']}` cancels it")
-            raise
+        self._take(str(self._view["name"]))
         with _ended_by_signals():
             prompt = Prompt(self._home, self._completions)
             output.note("/help lists commands; Ctrl-D leaves")
@@ -141,7 +137,8 @@ class Chat:
         if answer.finish_reason == "length" and length and used >= length:
             output.note(f"the context is full ({used} of {length} tokens): {self._way_out()}")
         elif answer.finish_reason == "length":
-            output.note(f"the answer was cut off after {answer.figures.get('generated_tokens')} tokens")
+            tokens = answer.figures.get("generated_tokens")
+            output.note(f"the answer was cut off after {tokens} tokens; `--max-tokens` allows more")
         elif length and used > _NEARLY_FULL * length:
             output.note(f"the context is nearly full ({used} of {length} tokens): {self._way_out()}")
 
@@ -152,8 +149,11 @@ class Chat:
 
     def _take(self, name: str) -> None:
         """Load a model and talk to it from now on."""
-        view = load_with_progress(self._client, name)["model"]
-        self._view = view
+        try:
+            self._view = view = load_with_progress(self._client, name)["model"]
+        except KeyboardInterrupt:
+            output.note(f"the load goes on; `omlxd unload {name}` cancels it")
+            raise
         size = format_bytes(view["weights_bytes"]) if view.get("weights_bytes") else "size unknown"
         context = f", context {view['context_length']} tokens" if view.get("context_length") else ""
         output.note(f"talking to `{view['name']}` ({size}{context})")

@@ -13,7 +13,7 @@ from omlxd.cli.discovery import Found, default_folders, find_models
 from omlxd.cli.invocation import home_of
 from omlxd.cli.options import Json
 from omlxd.cli.values import one_line
-from omlxd.core.errors import InvalidRequest, ManifestInvalid
+from omlxd.core.errors import InvalidRequest, OmlxError
 from omlxd.core.manifest import Manifest
 from omlxd.core.quantisation import quantisation
 from omlxd.core.states import SCHEMA
@@ -73,7 +73,7 @@ def judge(surroundings: Surroundings, found: Found) -> Verdict | None:
     """How a model would fare by itself; None when its files do not say."""
     try:
         return surroundings.planner.alone(surroundings.wish(found.source.settings("it"), None, 1))
-    except (InvalidRequest, ManifestInvalid):
+    except OmlxError:
         return None
 
 

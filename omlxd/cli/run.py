@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,6 +15,8 @@ from omlxd.cli.answer import Answer, AnswerWriter, stats_text, stream_answer
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.options import Json, Model
 from omlxd.core.errors import InvalidRequest
+
+_SILENCE_S: Final = 2.0
 
 
 def run(
@@ -91,12 +94,12 @@ def _is_piped() -> bool:
 
 
 def _piped_text() -> str:
-    with output.Progress() as progress:
-        if not sys.stdin.isatty():
-            progress.show("reading standard input; `< /dev/null` leaves it alone")
-        try:
-            return sys.stdin.buffer.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(
-                f"standard input is not UTF-8 (byte {error.start})", hint="convert it, for example with `iconv`"
-            ) from error
+    """All of standard input; what nobody writes to and nobody closes, as under ssh, is not waited for in silence."""
+    if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _SILENCE_S)[0]:
+        output.note("waiting for standard input to end; `< /dev/null` leaves it alone")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"standard input is not UTF-8 (byte {error.start})", hint="convert it, for example with `iconv`"
+        ) from error

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,28 @@ import typer
 
 from omlxd.cli.command_names import COMMANDS
 from omlxd.cli.main import build
-from omlxd.cli.shell_completion import FIRST_IS_A_MODEL
-from tests.cli.conftest import Omlxd
+from omlxd.cli.shell_completion import FIRST_IS_A_MODEL, VARIABLE, answer
 from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json, model_json
 
+Completed = Callable[..., list[str]]
 ROOT: Any = typer.main.get_command(build())
 
 
-def _completed(omlxd: Omlxd, *words: str) -> list[str]:
-    """As the script for bash asks: the words a line each."""
-    done = omlxd(_OMLXD_COMPLETE="complete_bash", COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+@pytest.fixture
+def completed(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Completed:
+    """What is offered, asked as the script for bash asks: the words a line each."""
+    monkeypatch.setenv("OMLXD_HOME", environment["OMLXD_HOME"])
+
+    def offered(*words: str) -> list[str]:
+        typed = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+        assert answer({VARIABLE: "complete_bash", **typed}) == 0
+        written = capsys.readouterr()
+        assert written.err == ""
+        return written.out.splitlines()
+
+    return offered
 
 
 @pytest.mark.parametrize("command", sorted(FIRST_IS_A_MODEL))
@@ -37,21 +48,21 @@ def test_a_command_whose_first_word_is_answered_as_a_model_takes_one(command: st
 
 
 @pytest.mark.parametrize("words", ["load", "run", "why", "logs --model", "plan chat", "load --pin"])
-def test_names_and_aliases_come_from_the_daemon(omlxd: Omlxd, fake: FakeDaemon, words: str) -> None:
-    assert _completed(omlxd, "omlxd", *words.split(), "") == ["[red]broken[/red]", "big", "chat", "default", "small"]
-    assert _completed(omlxd, "omlxd", *words.split(), "s") == ["small"]
+def test_names_and_aliases_come_from_the_daemon(completed: Completed, fake: FakeDaemon, words: str) -> None:
+    assert completed("omlxd", *words.split(), "") == ["[red]broken[/red]", "big", "chat", "default", "small"]
+    assert completed("omlxd", *words.split(), "s") == ["small"]
 
 
-def test_without_a_daemon_they_come_from_the_manifest(omlxd: Omlxd, home: Path) -> None:
+def test_without_a_daemon_they_come_from_the_manifest(completed: Completed, home: Path) -> None:
     (home / "omlxd.toml").write_text('[models.one]\naliases = ["oh"]\n[models.other]\n[models.two]\n')
-    assert _completed(omlxd, "omlxd", "run", "o") == ["oh", "one", "other"]
-    assert _completed(omlxd, "omlxd", "--home", str(home), "run", "t") == ["two"]
+    assert completed("omlxd", "run", "o") == ["oh", "one", "other"]
+    assert completed("omlxd", "--home", str(home), "run", "t") == ["two"]
 
 
 @pytest.mark.parametrize("text", ["= broken", "models = 3", ""])
-def test_a_manifest_that_cannot_be_read_completes_nothing(omlxd: Omlxd, home: Path, text: str) -> None:
+def test_a_manifest_that_cannot_be_read_completes_nothing(completed: Completed, home: Path, text: str) -> None:
     (home / "omlxd.toml").write_text(text)
-    assert _completed(omlxd, "omlxd", "run", "") == []
+    assert completed("omlxd", "run", "") == []
 
 
 @pytest.mark.parametrize(
@@ -72,15 +83,15 @@ def test_a_manifest_that_cannot_be_read_completes_nothing(omlxd: Omlxd, home: Pa
     ],
     ids=lambda value: " ".join(value),
 )
-def test_commands_actions_options_and_their_values(omlxd: Omlxd, words: list[str], found: list[str]) -> None:
-    assert _completed(omlxd, "omlxd", *words) == found
+def test_commands_actions_options_and_their_values(completed: Completed, words: list[str], found: list[str]) -> None:
+    assert completed("omlxd", *words) == found
 
 
-def test_every_command_completes_its_options(omlxd: Omlxd) -> None:
+def test_every_command_completes_its_options(completed: Completed) -> None:
     for name in ("load", "find", "pull"):
         options = {option for each in ROOT.commands[name].params for option in each.opts if option[:2] == "--"}
-        assert set(_completed(omlxd, "omlxd", name, "--")) == options | {"--help"}
-    assert _completed(omlxd, "omlxd", "") == list(COMMANDS)
+        assert set(completed("omlxd", name, "--")) == options | {"--help"}
+    assert completed("omlxd", "") == list(COMMANDS)
 
 
 PROBE = """

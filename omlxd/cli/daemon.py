@@ -15,6 +15,7 @@ from omlxd.cli.client import Client
 from omlxd.cli.holder import holder_of, is_held
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
+from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
 from omlxd.core.errors import DaemonNotRunning, NotPermitted, OmlxError, Unreachable
 from omlxd.core.memory import Policy
@@ -29,7 +30,6 @@ MaxMemory = Annotated[
 HardLimit = Annotated[
     str | None, typer.Option("--hard-limit", metavar="SIZE", help="What loads and prompts may never pass.")
 ]
-ManifestFile = Annotated[Path | None, typer.Option("--manifest", metavar="FILE", help="Default: omlxd.toml at home.")]
 PolicyName = Annotated[Policy | None, typer.Option("--policy", help="How memory pressure is answered.")]
 Now = Annotated[bool, typer.Option("--now", help="End running requests instead of waiting for them.")]
 

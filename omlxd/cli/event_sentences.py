@@ -33,6 +33,22 @@ def _stopped(record: Record) -> str:
     return how if record.get("engine_gone") is not False else f"{how}; the engine was stuck in a step"
 
 
+def _paused(record: Record) -> str:
+    return f"was out for {seconds_of(record, 'paused_s')}: the machine slept, or the process stood still"
+
+
+def _sleep_prevented(record: Record) -> str:
+    return "keeps the machine awake while requests run"
+
+
+def _sleep_allowed(record: Record) -> str:
+    return "the machine may sleep"
+
+
+def _sleep_not_prevented(record: Record) -> str:
+    return f"the machine may fall asleep over a request{_because(record)}"
+
+
 def _listening(record: Record) -> str:
     if record.get("message"):
         return one_line(record["message"])
@@ -197,6 +213,10 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.DAEMON_READY: _ready,
     EventName.DAEMON_DRAINING: _draining,
     EventName.DAEMON_STOPPED: _stopped,
+    EventName.DAEMON_PAUSED: _paused,
+    EventName.SLEEP_PREVENTED: _sleep_prevented,
+    EventName.SLEEP_ALLOWED: _sleep_allowed,
+    EventName.SLEEP_NOT_PREVENTED: _sleep_not_prevented,
     EventName.API_LISTENING: _listening,
     EventName.API_ERROR: _api_error,
     EventName.ENGINE_STARTED: _engine_started,

@@ -46,6 +46,7 @@ class DaemonSettings:
         max_batch: requests of one model that decode together.
         max_waiting: requests that may wait; one more is told to come back later.
         prefix_cache: what prefix caches may hold, as written: `auto`, a size, a percentage, bytes.
+        keep_awake: hold off the machine's idle sleep while requests are in flight (macOS).
         log_level: the least severe level that is logged.
         log_max_size_bytes: size at which the log file is rotated.
         log_backups: rotated log files that are kept.
@@ -66,6 +67,7 @@ class DaemonSettings:
     max_batch: int = 32
     max_waiting: int = 256
     prefix_cache: str | int = AUTO
+    keep_awake: bool = True
     log_level: str = "info"
     log_max_size_bytes: int = 20 * 2**20
     log_backups: int = 5

@@ -51,6 +51,9 @@ max_memory = "auto"
 # takes what nothing else needs. "auto" = an eighth of `max_memory`; 0 = nothing.
 #prefix_cache = "auto"
 
+# On macOS: whether the machine is kept from falling asleep of idleness while requests are in flight.
+#keep_awake = true
+
 # The log: debug, info, warning or error; the size at which its file is rotated; the old files that are kept.
 #log_level = "info"
 #log_max_size = "20M"

@@ -29,16 +29,15 @@ from omlxd.daemon.doors import front_door
 from omlxd.daemon.files import cannot_write, open_regular, require_regular
 from omlxd.daemon.front_door import TcpRules
 from omlxd.daemon.home import Home
+from omlxd.daemon.keep_awake import SleepAssertion, sleep_assertion
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
-from omlxd.daemon.stall_watch import StallWatch
 from omlxd.daemon.starting import Flags, assemble, load_first
-from omlxd.daemon.ttl import IdleTimer
-from omlxd.daemon.watchdog import Watchdog
+from omlxd.daemon.watchers import watchers_of
 from omlxd.engine.protocol import Engine
 
 ENGINE_CLOSE_S = 10.0
@@ -97,6 +96,7 @@ async def serve(
     engine: Engine | None = None,
     on_ready: Callable[[Ready], None] = lambda ready: None,
     manager: ServiceManager | None = None,
+    assertion: SleepAssertion | None = None,
     stop: StopOrder | None = None,
     console: TextIO | None = None,
     handle_signals: bool = False,
@@ -109,6 +109,7 @@ async def serve(
         engine: what runs models; by default MLX on a thread of its own.
         on_ready: called once, when both sockets answer.
         manager: is told when it is ready and when it drains, and whose watchdog is fed.
+        assertion: holds off the machine's sleep while requests are in flight; by default this system's.
         stop: ends the daemon from the same process.
         console: where events are shown beside the log file.
         keep_lock: hold the home until the process is gone, and not only until this returns.
@@ -132,21 +133,22 @@ async def serve(
             stack.enter_context(_signals(stop))
             stack.enter_context(_stacks_on_request(config.home.stacks))
         daemon = await assemble(manifest, config.home, bus, stop, engine, Flags(config.max_memory, config.hard_limit))
-        return await _run(daemon, config, on_ready, manager or ServiceManager())
+        return await _run(daemon, config, on_ready, manager or ServiceManager(), assertion or sleep_assertion())
 
 
 async def _run(
-    daemon: Daemon, config: DaemonConfig, on_ready: Callable[[Ready], None], manager: ServiceManager
+    daemon: Daemon,
+    config: DaemonConfig,
+    on_ready: Callable[[Ready], None],
+    manager: ServiceManager,
+    assertion: SleepAssertion | None,
 ) -> Ended:
-    engine_gone, idle_timer = True, IdleTimer(daemon.pool)
-    stall_watch = StallWatch(daemon.pool.engine, daemon.manifest.daemon.stall_timeout_s, daemon.bus.emit)
-    watchdog = Watchdog(manager, daemon.pool.engine, daemon.enforcer)
+    engine_gone, watchers = True, watchers_of(daemon, manager, assertion)
     try:
         async with _open_doors(daemon, config.home):
             daemon.enforcer.start()
-            idle_timer.start()
-            stall_watch.start()
-            watchdog.start()
+            for watcher in watchers:
+                watcher.start()
             manager.ready()
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, daemon.enforcer.limits.warnings))
             daemon.in_background(_become_ready(daemon))
@@ -159,9 +161,8 @@ async def _run(
             daemon.bus.close()
     finally:
         await daemon.end_background()
-        await idle_timer.stop()
-        await stall_watch.stop()
-        await watchdog.stop()
+        for watcher in watchers:
+            await watcher.stop()
         await daemon.enforcer.stop()
         await daemon.state_file.flush()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone

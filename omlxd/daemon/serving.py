@@ -74,6 +74,7 @@ class Serving:
         task = asyncio.create_task(self._serve(Request(entry, generation, asked, wish)), name=f"omlxd-{generation.id}")
         self._tasks[generation.id] = task
         task.add_done_callback(lambda _: self._ended(entry, generation))
+        self._pool.notify()
 
     def abort(self, generation: Generation, error: OmlxError) -> bool:
         """End it with this error now; False when it had ended."""

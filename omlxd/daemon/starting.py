@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import dataclass
 
@@ -78,10 +79,15 @@ async def load_first(daemon: Daemon) -> None:
 
 
 def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePool:
-    settings = manifest.daemon
+    settings, clock = manifest.daemon, asyncio.get_running_loop().time
+    if engine is None:
+        from omlxd.engine.thread import EngineThread  # brings numpy and psutil along: 30 ms
+
+        engine = EngineThread(clock=clock)
     return EnginePool(
         manifest.models,
         engine=engine,
+        clock=clock,
         emit=bus.emit,
         load_wait_s=settings.load_timeout_s,
         park_deadline_s=settings.park_deadline_s,
@@ -109,6 +115,7 @@ def _enforcer(
             hard_limit=None if hard is None else parse_size(hard, ram_bytes=machine.ram_bytes),
             min_available=min_available_bytes(settings.min_available, machine, sys.platform),
             policy=settings.policy,
+            clock=pool.clock,
         )
 
     if flags.max_memory is not None:

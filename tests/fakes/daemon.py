@@ -12,6 +12,7 @@ from typing import Any
 
 from omlxd.daemon.app import StopOrder
 from omlxd.daemon.home import Home
+from omlxd.daemon.keep_awake import SleepAssertion
 from omlxd.daemon.lifecycle import DaemonConfig, Ended, Ready, serve
 from omlxd.engine.protocol import MIB
 from tests.fakes.engine import FakeEngine
@@ -114,6 +115,7 @@ async def running(
     daemon: Mapping[str, Any] | None = None,
     api: Mapping[str, Any] | None = None,
     max_memory: str | None = None,
+    assertion: SleepAssertion | None = None,
     wait_ready: bool = True,
 ) -> AsyncIterator[RunningDaemon]:
     """A daemon with its home in `folder`; stopped at the end unless it has ended already."""
@@ -124,7 +126,13 @@ async def running(
     engine = engine or FakeEngine("thread")
     stop, told = StopOrder(), asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
-        serve(DaemonConfig(home, max_memory=max_memory), engine=engine, on_ready=told.set_result, stop=stop)
+        serve(
+            DaemonConfig(home, max_memory=max_memory),
+            engine=engine,
+            on_ready=told.set_result,
+            assertion=assertion,
+            stop=stop,
+        )
     )
     await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S)
     if task.done():

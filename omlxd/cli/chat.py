@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from omlxd.cli import output
 from omlxd.cli.answer import Answer, AnswerWriter, stats_text, stream_answer
@@ -65,8 +65,8 @@ class Chat:
     def talk(self) -> None:
         """Load the model and talk until the user leaves; raises what the load raises, for nothing is lost yet."""
         self._take(str(self._view["name"]))
-        with _ended_by_signals():
-            prompt = Prompt(self._home, self._completions)
+        prompt = Prompt(self._home, self._completions)
+        with _ended_by_signals(prompt):
             output.note("/help lists commands; Ctrl-D leaves")
             while True:
                 try:
@@ -248,11 +248,11 @@ COMMANDS: Final = {
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _ended_by_signals(prompt: Prompt) -> Iterator[None]:
     """SIGTERM and SIGHUP end the chat as leaving does, so that the terminal is as it was before."""
 
-    def end(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
+    def end(number: int, frame: object) -> None:
+        prompt.leave(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -67,6 +67,13 @@ class Prompt:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self._session.default_buffer.text) from None
 
+    def leave(self, status: int) -> None:
+        """From a signal's handler: end the program; while it reads, only once the terminal is as it was before."""
+        app = self._session.app
+        if not app.is_running or app.loop is None:
+            raise SystemExit(status)
+        app.loop.call_soon_threadsafe(lambda: app.is_done or app.exit(exception=SystemExit(status)))
+
 
 def _keys() -> KeyBindings:
     """Enter sends, unless the text goes on; Alt-Enter begins another line."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from omlxd.cli import output
-from omlxd.cli.client import Client
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.core.errors import DaemonNotRunning, OmlxError
+
+if TYPE_CHECKING:
+    from omlxd.cli.client import Client
 
 
 def manifest_in_use(context: typer.Context, named: Path | None) -> Path:

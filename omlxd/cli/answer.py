@@ -6,13 +6,15 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from omlxd.cli import output
-from omlxd.cli.client import Client
 from omlxd.cli.safe_text import SafeText
 from omlxd.core.errors import OmlxError
 from omlxd.core.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from omlxd.cli.client import Client
 
 CHAT_ROUTE: Final = "/v1/chat/completions"
 _DIM: Final = "\x1b[2m"

@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Iterable
 from typing import Final
 
-from omlxd.cli.client import Client
 from omlxd.core.errors import OmlxError, UnknownModel
 from omlxd.core.wording import nearest, shown
 from omlxd.daemon.home import Home
@@ -16,6 +15,8 @@ LONGEST_WAIT_S: Final = 0.15
 
 def known_names(home: Home) -> list[str]:
     """Names and aliases to choose from, in order: the daemon's, asked briefly, else the manifest's; never an error."""
+    from omlxd.cli.client import Client  # 30 ms of http.client, which options' completion does not need
+
     try:
         answer = Client(home.socket).get("/v1/control/models", timeout_s=LONGEST_WAIT_S)
         return sorted(name for model in answer["models"] for name in (model["name"], *model["aliases"]))

@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from omlxd.cli.client import Client
 from omlxd.cli.find import tilde
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 from omlxd.core.manifest import Manifest, ModelSettings
 from omlxd.daemon.model_files import hub_cache
+
+if TYPE_CHECKING:
+    from omlxd.cli.client import Client
 
 
 def deletable(context: typer.Context, manifest: Manifest, model: ModelSettings) -> Path:

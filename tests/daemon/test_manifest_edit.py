@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from omlxd.core.errors import InvalidRequest, ManifestInvalid
 from omlxd.core.manifest_template import default_manifest_text
 from omlxd.daemon.manifest_edit import edit_manifest, with_model, without_model
+from omlxd.daemon.manifest_file import read_manifest
 
 PATH = Path("/m/omlxd.toml")
 NAMES = ("chat", "small", "qwen3.5", "a:b", "UPPER-1")
@@ -108,3 +110,15 @@ def test_an_edit_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path: Path
         edit_manifest(path, fail)
     assert [each.name for each in tmp_path.iterdir()] == ["omlxd.toml"]
     assert path.read_text() == "# mine\n"
+
+
+def test_edits_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "omlxd.toml"
+
+    def add(name: str) -> None:
+        edit_manifest(path, lambda text: with_model(text, path, name, {"path": "/m"}))
+
+    names = [f"m{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add, names))
+    assert sorted(read_manifest(path).models) == names

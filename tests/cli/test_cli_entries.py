@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from omlxd.core.errors import ManifestInvalid
 from omlxd.daemon.manifest_file import read_manifest
 from tests.cli.conftest import Omlxd
+from tests.cli.fake_daemon import STATUS, FakeDaemon, as_error, as_json
 from tests.fakes.daemon import model_folder
 
 MIB = 2**20
@@ -226,3 +228,25 @@ def test_find_without_a_model_says_where_to_get_one(omlxd_here: Omlxd, home: Pat
     done = omlxd_here("find", str(home / "empty"))
     assert (done.returncode, done.stdout) == (0, "")
     assert "`omlxd pull" in done.stderr
+
+
+def test_a_running_daemon_takes_up_what_was_added_to_its_manifest(
+    omlxd_here: Omlxd, home: Path, models: Path, fake: FakeDaemon
+) -> None:
+    (home / "omlxd.toml").rename(home / "its.toml")
+    status = STATUS.to_json() | {"manifest": str(home / "its.toml")}
+    fake.routes["GET /v1/control/status"] = as_json(status)
+    fake.routes["POST /v1/control/reload"] = as_json({"schema": 1, "changes": [], "warnings": ["mind the gap"]})
+    done = omlxd_here("add", "one", str(models / "org" / "one"))
+    assert done.returncode == 0, done.stderr
+    assert "one" in read_manifest(home / "its.toml").models
+    assert "warning: mind the gap\nthe running daemon has taken it up\n" in done.stderr
+
+    fake.routes["POST /v1/control/reload"] = as_error(ManifestInvalid("it is not so"))
+    removed = omlxd_here("rm", "one")
+    assert removed.returncode == 0
+    assert "the running daemon has not taken it up (it is not so)" in removed.stderr
+
+    (home / "other.toml").write_text("")
+    other = omlxd_here("add", "one", str(models / "org" / "one"), "--manifest", str(home / "other.toml"))
+    assert f"`omlxd restart --manifest {home / 'other.toml'}` takes this one" in other.stderr

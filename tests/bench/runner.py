@@ -14,6 +14,7 @@ from tests.bench import (
     cycles,
     decide,
     estimate,
+    forms,
     hour,
     idle,
     latency,
@@ -51,6 +52,7 @@ BENCHES = (
     Bench("cycles", "what is left after ten times load, generate, unload", cycles.run),
     Bench("decide", "the enforcer's decision for up to 10,000 models", decide.run),
     Bench("estimate", "what a model of 100 shards will take, from its headers", estimate.run),
+    Bench("forms", "what holding answers to a schema costs, with a vocabulary of 49,152", forms.run),
     Bench("hour", "three models under a cap for one and a half, `graceful` beside `reference`", hour.run),
     Bench(
         "adversarial", "whether the hard limit holds when everything happens at once, against no guard", adversarial.run

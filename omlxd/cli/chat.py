@@ -15,6 +15,7 @@ from omlxd.cli.client import Client
 from omlxd.cli.conversation import Conversation, entered
 from omlxd.cli.known_models import known_names
 from omlxd.cli.models import load_with_progress
+from omlxd.cli.values import amount
 from omlxd.core.errors import ContextExceeded, OmlxError, PrefillMemoryExceeded
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import nearest, shown
@@ -233,7 +234,8 @@ class Chat:
         figures, length = self._last.figures, self._view.get("context_length")
         used = (figures.get("prompt_tokens") or 0) + (figures.get("generated_tokens") or 0)
         of = f" of {length}" if length else ""
-        output.data(f"{len(self._conversation.exchanges)} questions so far, {used}{of} tokens of context")
+        questions = amount(len(self._conversation.exchanges), "question")
+        output.data(f"{questions} so far, {used}{of} tokens of context")
 
 
 COMMANDS: Final = {

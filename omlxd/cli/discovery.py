@@ -117,3 +117,7 @@ def _model_folders(top: Path, hub: Path) -> Iterator[Path]:
         elif len(here.parts) - depth >= DEEPEST:
             names.clear()
         names[:] = sorted(name for name in names if not name.startswith(".") and (here / name).resolve() != hub)
+        for name in names:
+            # A link is a model or nothing: what is below of it may be anything, and may lead back here.
+            if (here / name).is_symlink() and (here / name / "config.json").is_file():
+                yield here / name

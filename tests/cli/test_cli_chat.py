@@ -145,7 +145,7 @@ def test_ctrl_c_stops_the_answer_and_the_computing_and_not_the_chat(chat: Chat, 
     assert json.loads(_omlxd(chat_home, "requests", "--json"))["requests"] == []
     terminal.sendcontrol("c")  # drops what is typed
     terminal.expect(PROMPT)
-    _say(terminal, "/stats", "the answer was stopped.*1 questions so far")
+    _say(terminal, "/stats", "the answer was stopped.*1 question so far")
     assert _leave(terminal) == 0
 
 

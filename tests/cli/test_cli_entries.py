@@ -223,6 +223,17 @@ def test_find_looks_into_the_cache_and_beside_the_models_of_the_manifest(
     assert (whole["weights_bytes"], whole["quantisation"], whole["fits"]) == (3 * MIB, "fp16", True)
 
 
+def test_find_sees_a_model_behind_a_link_and_does_not_follow_links_in_circles(
+    omlxd_here: Omlxd, home: Path, models: Path
+) -> None:
+    linked = home / "linked"
+    linked.mkdir()
+    (linked / "model").symlink_to(models / "org" / "one")
+    (linked / "circle").symlink_to(home)
+    found = json.loads(omlxd_here("find", "--json", str(linked)).stdout)["models"]
+    assert [each["path"] for each in found] == [str(linked / "model")]
+
+
 def test_find_without_a_model_says_where_to_get_one(omlxd_here: Omlxd, home: Path) -> None:
     (home / "empty").mkdir()
     done = omlxd_here("find", str(home / "empty"))

@@ -189,10 +189,13 @@ def test_rm_keeps_files_that_another_entry_uses_or_a_link_points_to(
 ) -> None:
     (home / "models").mkdir()
     (home / "models" / "linked").symlink_to(model_folder(home / "far", MIB))
+    (home / "models" / "near").symlink_to(model_folder(home / "models" / "real", MIB))
     (home / "omlxd.toml").write_text(
         '[models.w]\nrepo = "org/whole"\n[models.again]\nrepo = "org/whole"\n[models.l]\npath = "models/linked"\n'
+        '[models.n]\npath = "models/near"\n'
     )
-    for name, message in (("w", "`again` uses the same files"), ("l", "omlxd deletes nothing elsewhere")):
+    elsewhere = "omlxd deletes nothing elsewhere"
+    for name, message in (("w", "`again` uses the same files"), ("l", elsewhere), ("n", elsewhere)):
         done = omlxd_here("rm", name, "--files", "--yes", **cached)
         assert done.returncode == 2
         assert message in done.stderr

@@ -156,7 +156,7 @@ def model_folder(model: ModelSettings, environment: Mapping[str, str] | None = N
         pass  # not there, or not what the hub's client writes: the same to the user
     raise LoadFailed(
         f"`{shown(repo)}` is not in the Hugging Face cache `{shown(str(cache))}`",
-        hint=f"`hf download {shown(repo)}` fetches it",
+        hint=f"`omlxd pull {shown(repo)}` fetches it",
         details={"kind": "not_downloaded", "repo": shown(repo)},
     )
 

@@ -188,7 +188,9 @@ class _GuardedProtocol(H11Protocol):
             # In the middle of a body. Its application must not go on as if this answer had not been given.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._refuse(400, InvalidRequest("this is not HTTP that omlxd understands"))
+        self._refuse(
+            400, InvalidRequest("this is not HTTP that omlxd understands", hint="send requests as HTTP libraries do")
+        )
 
     def _refuse(self, status: int, error: OmlxError) -> None:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]

@@ -36,13 +36,14 @@ def bell(home: Path, fake: FakeDaemon) -> Iterator[Bell]:
 
 
 def test_an_event_is_followed_by_a_look_at_once(home: Path, fake: FakeDaemon) -> None:
-    happened = threading.Event()
+    happened, over = threading.Event(), threading.Event()
 
     def events() -> Iterator[bytes]:
         yield json.dumps({"event": "heartbeat", "seq": 0}).encode() + b"\n"
         happened.wait(SAFE_S)
         fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"pid": 5})
         yield json.dumps({"event": "pinned", "seq": 1}).encode() + b"\n"
+        over.wait()  # the end of the stream would be followed by a look, too
 
     fake.routes["GET /v1/control/events"] = lambda _: (200, "application/x-ndjson", events())
     bell = Bell(Client(home / "omlxd.sock"))
@@ -51,7 +52,8 @@ def test_an_event_is_followed_by_a_look_at_once(home: Path, fake: FakeDaemon) ->
     assert first.status is not None
     assert first.status["pid"] == 4321
     happened.set()
-    assert any(look.status is not None and look.status["pid"] == 5 for look in seen)  # or it waits for an hour
+    assert any(look.status is not None and look.status["pid"] == 5 for look in seen)
+    over.set()
     bell.close()
     assert list(seen) == []
 

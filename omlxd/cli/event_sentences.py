@@ -33,6 +33,37 @@ def _stopped(record: Record) -> str:
     return how if record.get("engine_gone") is not False else f"{how}; the engine was stuck in a step"
 
 
+def _reloaded(record: Record) -> str:
+    count = len(changes) if isinstance(changes := record.get("changes"), list) else None
+    said = ", ".join(change_words(each) for each in changes or () if isinstance(each, Mapping))
+    return f"{named(record.get('manifest'))} is in force: " + (said if count else "nothing has changed in it")
+
+
+def change_words(change: Record) -> str:
+    """`daemon.max_memory 8G → 6G`, `models.big removed`, with when it takes effect if that is not now."""
+    key, before, after = one_line(change.get("key")), change.get("before"), change.get("after")
+    when = _EFFECTS.get(one_line(change.get("effect")), "")
+    if key.count(".") == 1 and key.startswith("models.") and (before is None) is not (after is None):
+        return f"{key} {'added' if before is None else 'removed'}{when}"
+    told = [one_line(value) if value is not None else "none" for value in (before, after)]
+    return f"{key} {' → '.join(told)}{when}"
+
+
+_EFFECTS: Final = {"when_idle": " (when the model is idle)", "restart": " (after a restart)"}
+
+
+def _rejected(record: Record) -> str:
+    error = record.get("error")
+    details = error.get("details") if isinstance(error, Mapping) else None
+    problems = details.get("problems") if isinstance(details, Mapping) else None
+    told = "; ".join(one_line(each) for each in problems) if isinstance(problems, list) else ""
+    return f"{named(record.get('manifest'))} changes nothing{_because(record)}" + (f": {told}" if told else "")
+
+
+def _model_kept(record: Record) -> str:
+    return f"{_model(record)} keeps its old weights, since the new ones cannot be loaded{_because(record)}"
+
+
 def _listening(record: Record) -> str:
     if record.get("message"):
         return one_line(record["message"])
@@ -197,6 +228,8 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.DAEMON_READY: _ready,
     EventName.DAEMON_DRAINING: _draining,
     EventName.DAEMON_STOPPED: _stopped,
+    EventName.MANIFEST_RELOADED: _reloaded,
+    EventName.MANIFEST_REJECTED: _rejected,
     EventName.API_LISTENING: _listening,
     EventName.API_ERROR: _api_error,
     EventName.ENGINE_STARTED: _engine_started,
@@ -217,6 +250,7 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.LOAD_CANCELLED: _load_cancelled,
     EventName.LOAD_RETRIED: _load_retried,
     EventName.UNLOADED: _unloaded,
+    EventName.MODEL_KEPT: _model_kept,
     EventName.PINNED: _pinned,
     EventName.UNPINNED: _unpinned,
     EventName.REQUEST_STARTED: _request_started,

@@ -105,7 +105,10 @@ class EnforcerView:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """One model of the manifest as `status` and `models` show it."""
+    """One model of the manifest as `status` and `models` show it.
+
+    `removed` says that a newer manifest does not have it, and that it goes when its requests have ended.
+    """
 
     name: str
     state: EntryState
@@ -125,6 +128,7 @@ class ModelView:
     load_progress: float | None
     context_length: int | None
     error: str | None
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

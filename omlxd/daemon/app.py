@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Coroutine
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import omlxd
 from omlxd.core.errors import OmlxError
@@ -16,11 +16,15 @@ from omlxd.core.manifest import Manifest, max_memory_bytes
 from omlxd.core.states import DaemonState, StatusView
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
+from omlxd.daemon.flags import Flags
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.planning import Surroundings, default_backend, limits_in_force, neighbours_of, planner_of
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.state_file import StateFile
 from omlxd.daemon.tallies import Tallies
+
+if TYPE_CHECKING:
+    from omlxd.daemon.reloading import Reloader
 
 
 class StopOrder:
@@ -49,6 +53,8 @@ class Daemon:
     monitor: MemoryMonitor
     state_file: StateFile
     stop: StopOrder = field(default_factory=StopOrder)
+    flags: Flags = field(default_factory=Flags)
+    reloader: Reloader | None = None
     state: DaemonState = DaemonState.STARTING
     api: str | None = None
     started_at: float = field(default_factory=time.time)

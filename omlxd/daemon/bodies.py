@@ -50,6 +50,12 @@ class LimitsBody(Body):
     force: bool = False
 
 
+class ReloadBody(Body):
+    """POST reload."""
+
+    wait: bool = True
+
+
 class StopBody(Body):
     """POST stop."""
 

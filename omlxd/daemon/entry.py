@@ -44,6 +44,9 @@ class EnginePoolEntry:
         name: what clients call it.
         settings: its part of the manifest.
         clock: monotonic seconds.
+        heir: its part of a newer manifest whose weights or context are others; it becomes `settings` once nobody is
+            served with the old ones.
+        removed: a newer manifest does not have it: nobody can ask for it, and it goes when its requests have ended.
         state: see `EntryState`.
         pinned: never unloaded by the enforcer or for another load.
         draining: while a user unloads it, the ids of the requests that are still served; later ones wait until it is
@@ -71,6 +74,8 @@ class EnginePoolEntry:
     settings: ModelSettings
     clock: Callable[[], float]
     state: EntryState = EntryState.UNLOADED
+    heir: ModelSettings | None = None
+    removed: bool = False
     pinned: bool = False
     draining: frozenset[str] | None = None
     weights_bytes: int | None = None
@@ -151,6 +156,18 @@ class EnginePoolEntry:
         if self.ticket is None or self.state is not EntryState.LOADING:
             return None
         return self.ticket.done_bytes / max(1, self.ticket.total_bytes)
+
+    def inherit(self) -> bool:
+        """Become what the manifest says now, unless it is loaded or an answer has begun; True when that was done."""
+        begun = any(generation.generated for generation in self.requests.values())
+        if self.heir is None or begun or self.state not in (EntryState.UNLOADED, EntryState.FAILED):
+            return False
+        self.settings, self.heir = self.heir, None
+        self.state, self.error, self.failed_at_s, self.fingerprint = EntryState.UNLOADED, None, None, None
+        self.weights_bytes, self.measured, self.context_length, self.files = None, False, None, None
+        self.costs, self.learned = NO_COSTS, None
+        self.samples.clear()
+        return True
 
     def touch(self) -> None:
         """It was used until now."""

@@ -29,9 +29,9 @@ from omlxd.core.manifest import (
     parse_listen,
 )
 from omlxd.core.units import format_bytes, parse_size
-from omlxd.core.wording import nearest, shown
+from omlxd.core.wording import Location, dotted, nearest, shown
 from omlxd.daemon.api_key import KEY_VARIABLE
-from omlxd.daemon.manifest_schema import Document, Location, ModelTable, dotted, findings, keys_of
+from omlxd.daemon.manifest_schema import Document, ModelTable, findings, keys_of
 from omlxd.daemon.model_files import model_folder, read_model_folder
 
 MAX_MANIFEST_BYTES: Final = 2**20

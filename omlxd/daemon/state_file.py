@@ -19,6 +19,7 @@ import tomli_w
 from omlxd.core.errors import StartFailed
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.learned_costs import LearnedCosts
+from omlxd.core.manifest import Manifest
 from omlxd.daemon.files import open_regular
 
 SCHEMA = 1
@@ -70,6 +71,17 @@ class SavedState:
         if saved is None or saved.manifest_pinned != manifest_pinned:
             return manifest_pinned
         return saved.pinned
+
+    def without_outdated(self, manifest: Manifest) -> SavedState:
+        """This state without what a newer word of the manifest has taken the place of."""
+        limit = self.limit if self.max_memory(str(manifest.daemon.max_memory)) is not None else None
+        models = manifest.models
+        pins = {
+            name: pin
+            for name, pin in self.pins.items()
+            if name not in models or models[name].pin is pin.manifest_pinned
+        }
+        return replace(self, limit=limit, pins=pins)
 
     def with_pin(self, model: str, pin: SavedPin) -> SavedState:
         """This state with one more word about a pin."""

@@ -40,7 +40,7 @@ class IdleTimer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch, if any model has a `ttl`; the second call does nothing."""
+        """Begin to watch, if any model has a `ttl`; while it watches a call does nothing."""
         if self._task is None and any(entry.settings.ttl_s is not None for entry in self._pool.entries.values()):
             self._task = asyncio.create_task(self._watch(), name="omlxd-ttl")
 

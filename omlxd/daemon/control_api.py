@@ -145,8 +145,10 @@ class _ControlApi:
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, StopBody)
-        self._daemon.stop.ask(now=body.now)
-        return _answer(state="draining", pid=os.getpid())
+        daemon = self._daemon
+        daemon.stop.ask(now=body.now)
+        options = {"manifest": daemon.manifest.path, **daemon.flags.to_json()}
+        return _answer(state="draining", pid=os.getpid(), options=options)
 
     async def _events(self, since: int, of_run: str | None, *, following: bool) -> AsyncGenerator[bytes, None]:
         daemon = self._daemon

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import omlxd
 from omlxd.core.errors import StartFailed
 from omlxd.core.events import Event, EventLevel, EventName
-from omlxd.core.manifest import ApiSettings, ListenAddress, Manifest
+from omlxd.core.manifest import ApiSettings, ListenAddress, Manifest, Restore
 from omlxd.core.memory import Policy
 from omlxd.core.states import DaemonState
 from omlxd.daemon.api_key import KEY_VARIABLE, api_key_of
@@ -33,6 +33,7 @@ from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.reloading import Parts, Reloader
+from omlxd.daemon.restoring import note_what_is_loaded
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.signals import Hangup, signals_to, stacks_on_request
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
@@ -56,6 +57,8 @@ class DaemonConfig:
         manifest: the file with models and settings; by default the home's.
         max_memory, hard_limit: as the manifest takes them.
         policy: how pressure is answered.
+        restore: what is loaded at the start.
+        restarted: it takes the place of a daemon that was stopped for it.
     """
 
     home: Home
@@ -63,11 +66,13 @@ class DaemonConfig:
     max_memory: str | None = None
     hard_limit: str | None = None
     policy: Policy | None = None
+    restore: Restore | None = None
+    restarted: bool = False
 
     @property
     def flags(self) -> Flags:
         """The command line's word, for as long as the daemon lives."""
-        return Flags(self.max_memory, self.hard_limit, self.policy)
+        return Flags(self.max_memory, self.hard_limit, self.policy, self.restore, self.restarted)
 
     @property
     def manifest_path(self) -> Path:
@@ -169,8 +174,11 @@ async def _run(
             daemon.in_background(_become_ready(daemon))
             await daemon.stop.wanted.wait()
             manager.stopping(within_s=daemon.manifest.daemon.drain_timeout_s + AFTER_DRAIN_S)
+            was_ready = daemon.state is DaemonState.READY
             await _drain(daemon)
             await daemon.end_background()
+            if was_ready:
+                await note_what_is_loaded(daemon)
             await reloader.stop()
             # The pool ends before the server does: what still waits gets its one error over an open connection.
             engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S if daemon.stop.now.is_set() else ENGINE_CLOSE_S)
@@ -229,6 +237,7 @@ async def _become_ready(daemon: Daemon) -> None:
         daemon.state = DaemonState.READY
         loaded = [entry.name for entry in daemon.pool.entries.values() if entry.loaded]
         daemon.bus.emit(Event(EventName.DAEMON_READY, fields={"loaded": loaded}))
+        await note_what_is_loaded(daemon)
 
 
 async def _drain(daemon: Daemon) -> None:

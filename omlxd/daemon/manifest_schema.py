@@ -156,6 +156,7 @@ class DaemonTable(_Table):
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 256
     prefix_cache: Annotated[str | int, _checked(_size_or_auto)] = AUTO
+    restore: Literal["none", "pinned", "loaded"] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_max_size: Annotated[int, _bytes_between(2**16, 2**40)] = _written_default("20M")
     log_backups: Annotated[int, Field(ge=0, le=100)] = 5

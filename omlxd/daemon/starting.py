@@ -23,6 +23,7 @@ from omlxd.daemon.machine import find_machine
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.restoring import keep_what_is_loaded, wanted_first
 from omlxd.daemon.state_file import LearnedSizes, SavedState, StateFile
 from omlxd.engine.protocol import Engine
 
@@ -58,15 +59,16 @@ async def assemble(
         recall(entry, saved)
     await _check_pins(daemon)
     _learn(daemon)
+    keep_what_is_loaded(daemon)
     return daemon
 
 
 async def load_first(daemon: Daemon) -> None:
-    """Load the pinned models, then the preloads."""
-    entries = daemon.pool.entries.values()
-    for entry in entries:
+    """Load the pinned models, then the preloads, then what was loaded before, as the policy of restoring says."""
+    wanted = wanted_first(daemon)  # before the first load, which writes down anew what is loaded
+    for entry in daemon.pool.entries.values():
         await weights_of(daemon, entry)  # so that `status` shows sizes before anything is loaded
-    await load_these(daemon, [entry for entry in entries if entry.pinned or entry.settings.preload])
+    await load_these(daemon, wanted)
 
 
 async def load_these(daemon: Daemon, entries: Iterable[EnginePoolEntry]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omlxd.core.manifest import Restore
 from omlxd.daemon.app import StopOrder
 from omlxd.daemon.home import Home
 from omlxd.daemon.lifecycle import DaemonConfig, Ended, Ready, serve
@@ -114,6 +115,8 @@ async def running(
     daemon: Mapping[str, Any] | None = None,
     api: Mapping[str, Any] | None = None,
     max_memory: str | None = None,
+    restore: Restore | None = None,
+    restarted: bool = False,
     wait_ready: bool = True,
 ) -> AsyncIterator[RunningDaemon]:
     """A daemon with its home in `folder`; stopped at the end unless it has ended already."""
@@ -123,9 +126,8 @@ async def running(
     home.manifest.write_text(text)
     engine = engine or FakeEngine("thread")
     stop, told = StopOrder(), asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(
-        serve(DaemonConfig(home, max_memory=max_memory), engine=engine, on_ready=told.set_result, stop=stop)
-    )
+    config = DaemonConfig(home, max_memory=max_memory, restore=restore, restarted=restarted)
+    task = asyncio.create_task(serve(config, engine=engine, on_ready=told.set_result, stop=stop))
     await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S)
     if task.done():
         await task

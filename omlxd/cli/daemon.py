@@ -17,6 +17,7 @@ from omlxd.cli.client import Client
 from omlxd.cli.holder import holder_of, is_held
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
+from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
 from omlxd.core.errors import DaemonNotRunning, ManifestInvalid, NotPermitted, OmlxError, Unreachable
 from omlxd.core.manifest import Restore
@@ -32,7 +33,6 @@ MaxMemory = Annotated[
 HardLimit = Annotated[
     str | None, typer.Option("--hard-limit", metavar="SIZE", help="What loads and prompts may never pass.")
 ]
-ManifestFile = Annotated[Path | None, typer.Option("--manifest", metavar="FILE", help="Default: omlxd.toml at home.")]
 PolicyName = Annotated[Policy | None, typer.Option("--policy", help="How memory pressure is answered.")]
 RestoreName = Annotated[
     Restore | None, typer.Option("--restore", help="What is loaded again beside the manifest's pins and preloads.")

@@ -11,10 +11,9 @@ import typer
 from omlxd import __version__
 from omlxd.cli import output
 from omlxd.cli.client import Client
-from omlxd.cli.daemon import ManifestFile
-from omlxd.cli.holder import holder_of
+from omlxd.cli.holder import Holder, holder_of
 from omlxd.cli.invocation import home_of
-from omlxd.cli.options import Json
+from omlxd.cli.options import Json, ManifestFile
 from omlxd.cli.process import StartOptions
 from omlxd.cli.service_spec import host_of
 from omlxd.core.checkup import Finding, Health, judge_running, warning, well, wrong
@@ -36,8 +35,9 @@ def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = F
     home = home_of(context)
     installation, machine = check_installation()
     of_manifest, settings = check_manifest(StartOptions(manifest=manifest).path(home), machine)
-    running = holder_of(home.lock) is not None
-    found = [*installation, *of_manifest, *check_home(home, settings, running=running), _daemon(home), _service(home)]
+    holder = holder_of(home.lock)
+    of_home = check_home(home, settings, running=holder is not None, pid=holder.pid if holder else None)
+    found = [*installation, *of_manifest, *of_home, _daemon(home, holder), _service(home)]
     is_well = all(finding.health is not Health.WRONG for finding in found)
     if json:
         output.data_json({"schema": SCHEMA, "ok": is_well, "checks": [finding.to_json() for finding in found]})
@@ -47,9 +47,8 @@ def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = F
         raise typer.Exit(1)
 
 
-def _daemon(home: Home) -> Finding:
-    """The lock and whoever holds it."""
-    holder = holder_of(home.lock)
+def _daemon(home: Home, holder: Holder | None) -> Finding:
+    """Whether whoever holds the lock answers, and gets on."""
     if holder is None:
         return well("daemon", "not running")
     try:

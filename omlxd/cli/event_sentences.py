@@ -64,6 +64,22 @@ def _model_kept(record: Record) -> str:
     return f"{_model(record)} keeps its old weights, since the new ones cannot be loaded{_because(record)}"
 
 
+def _paused(record: Record) -> str:
+    return f"was out for {seconds_of(record, 'paused_s')}: the machine slept, or the process stood still"
+
+
+def _sleep_prevented(record: Record) -> str:
+    return "keeps the machine awake while requests run"
+
+
+def _sleep_allowed(record: Record) -> str:
+    return "the machine may sleep"
+
+
+def _sleep_not_prevented(record: Record) -> str:
+    return f"the machine may fall asleep over a request{_because(record)}"
+
+
 def _listening(record: Record) -> str:
     if record.get("message"):
         return one_line(record["message"])
@@ -230,6 +246,10 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.DAEMON_STOPPED: _stopped,
     EventName.MANIFEST_RELOADED: _reloaded,
     EventName.MANIFEST_REJECTED: _rejected,
+    EventName.DAEMON_PAUSED: _paused,
+    EventName.SLEEP_PREVENTED: _sleep_prevented,
+    EventName.SLEEP_ALLOWED: _sleep_allowed,
+    EventName.SLEEP_NOT_PREVENTED: _sleep_not_prevented,
     EventName.API_LISTENING: _listening,
     EventName.API_ERROR: _api_error,
     EventName.ENGINE_STARTED: _engine_started,

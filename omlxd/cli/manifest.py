@@ -11,7 +11,7 @@ import typer
 
 from omlxd.cli import output
 from omlxd.cli.invocation import home_of
-from omlxd.cli.options import Json
+from omlxd.cli.options import Json, ManifestFile
 from omlxd.core.errors import DoesNotFit, InvalidRequest, LoadFailed, ManifestInvalid, NotPermitted, OmlxError
 from omlxd.core.limits import MemoryLimits
 from omlxd.core.manifest_template import default_manifest_text
@@ -21,8 +21,6 @@ from omlxd.core.units import format_bytes
 if TYPE_CHECKING:
     from omlxd.core.manifest import Manifest
     from omlxd.daemon.manifest_file import ModelReport
-
-ManifestFile = Annotated[Path | None, typer.Option("--manifest", metavar="FILE", help="Default: omlxd.toml at home.")]
 
 
 def init(

@@ -10,10 +10,10 @@ import typer
 
 from omlxd.cli import output
 from omlxd.cli.client import Client
-from omlxd.cli.daemon import ManifestFile, ready_line
+from omlxd.cli.daemon import ready_line
 from omlxd.cli.holder import holder_of
 from omlxd.cli.invocation import home_of
-from omlxd.cli.options import Json
+from omlxd.cli.options import Json, ManifestFile
 from omlxd.cli.process import POLL_S, READY_TIMEOUT_S
 from omlxd.cli.service_spec import host_of, spec_of
 from omlxd.core.errors import AlreadyRunning, DaemonNotRunning, InvalidRequest, StartFailed, Unreachable

@@ -75,11 +75,28 @@ def judge_version(package: str, version: str | None) -> Finding:
     return well(package, version)
 
 
+def judge_device(machine: Machine, wired_limit_bytes: int | None) -> Finding:
+    """What the device allows, and on Metal whether that can be more or should be less.
+
+    Args:
+        machine: with the device's cap.
+        wired_limit_bytes: as `iogpu.wired_limit_mb` sets it, 0 for the system's choice; None where there is none.
+    """
+    allows = f"{machine.cap_source} allows {format_bytes(machine.cap_bytes)} of {format_bytes(machine.ram_bytes)}"
+    if wired_limit_bytes is None:
+        return well("device", allows)
+    if wired_limit_bytes > machine.ram_bytes * WIRED_PERCENT // 100:
+        found = f"the wired limit {format_bytes(wired_limit_bytes)} leaves the system less than {100 - WIRED_PERCENT} %"
+        return warning("device", found, f"`{wired_limit_command(machine.ram_bytes)}`")
+    if wired_limit_bytes:
+        return well("device", f"{allows}, by `iogpu.wired_limit_mb`")
+    return well("device", f"{allows}, until the next boot more by `{wired_limit_command(machine.ram_bytes)}`")
+
+
 def judge_limits(limits: MemoryLimits, machine: Machine) -> Finding:
     """Whether the limits are those that were asked for, and on Metal what would raise the device's cap."""
     soft = f"soft {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no soft limit"
-    cap = f"{machine.cap_source} allows {format_bytes(machine.cap_bytes)}"
-    found = f"{soft}, hard {format_bytes(limits.hard_bytes)} ({limits.hard_binding}); {cap}"
+    found = f"{soft}, hard {format_bytes(limits.hard_bytes)} ({limits.hard_binding})"
     if not limits.warnings:
         return well("limits", found)
     remedy = "lower `max_memory`"
@@ -107,6 +124,18 @@ def judge_promised(pinned_bytes: int, preloaded_bytes: int, soft_bytes: int) -> 
     if 0 < soft_bytes < pinned_bytes + preloaded_bytes:
         return warning("pins", f"{found}: not all at a time", "remove a `preload` or raise `max_memory`")
     return well("pins", found)
+
+
+def judge_lock(held: bool, pid: int | None) -> Finding:
+    """Who holds the lock, if anybody does.
+
+    Args:
+        held: whether somebody does.
+        pid: the process number in it, or None when there is none.
+    """
+    if held and pid is None:
+        return warning("lock", "held, and nobody has written down who holds it", "look again in a second")
+    return well("lock", f"held by pid {pid}" if held else "free")
 
 
 def judge_disk(free_bytes: int) -> Finding:

@@ -63,6 +63,7 @@ class DaemonSettings:
         max_waiting: requests that may wait; one more is told to come back later.
         prefix_cache: what prefix caches may hold, as written: `auto`, a size, a percentage, bytes.
         restore: what is loaded at the start, as written; None for what `Restore.chosen` says.
+        keep_awake: hold off the machine's idle sleep while requests are in flight (macOS).
         log_level: the least severe level that is logged.
         log_max_size_bytes: size at which the log file is rotated.
         log_backups: rotated log files that are kept.
@@ -84,6 +85,7 @@ class DaemonSettings:
     max_waiting: int = 256
     prefix_cache: str | int = AUTO
     restore: str | None = None
+    keep_awake: bool = True
     log_level: str = "info"
     log_max_size_bytes: int = 20 * 2**20
     log_backups: int = 5

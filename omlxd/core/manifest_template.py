@@ -55,6 +55,9 @@ max_memory = "auto"
 # time; "loaded" = also what was loaded when the daemon ended. Left out: "loaded" for `omlxd restart`, else "pinned".
 #restore = "loaded"
 
+# On macOS: whether the machine is kept from falling asleep of idleness while requests are in flight.
+#keep_awake = true
+
 # The log: debug, info, warning or error; the size at which its file is rotated; the old files that are kept.
 #log_level = "info"
 #log_max_size = "20M"

@@ -2,8 +2,8 @@
 
 Exit status: 0 after a drain, 1 when a second signal (or `stop --now`) cut it short or it could not start, and the
 error's own where it has one (2 a bad option, 78 a bad manifest, 130 interrupted before it had begun). With
-`--supervisor` an end that was asked for is always 0, and under launchd a bad manifest too: whatever else it ends with
-makes a supervisor start it again.
+`--supervisor` an end that was asked for is always 0, and under launchd a bad manifest or limit too: whatever else it
+ends with makes a supervisor start it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from omlxd.core.errors import ManifestInvalid, OmlxError, StartFailed
+from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError, StartFailed
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.daemon.home import find_home
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(error)
         ready.write({"error": error.to_json()})
         # systemd can tell this status from a crash (RestartPreventExitStatus); launchd knows success and failure only.
-        hopeless = options.supervisor == "launchd" and isinstance(error, ManifestInvalid)
+        hopeless = options.supervisor == "launchd" and isinstance(error, ManifestInvalid | InvalidRequest)
         return 0 if hopeless else error.exit_status
     except OSError as error:  # the starter is told by the pipe, since a full disk may have no room for a traceback
         failed = StartFailed(
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
+    from omlxd.daemon.awake_clock import AwakeEventLoop
     from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
 
     config = DaemonConfig(
@@ -78,7 +79,8 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
         )
         _leave(1 if ended.cut_short and options.supervisor is None else 0)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=AwakeEventLoop) as runner:
+        runner.run(run())
 
 
 def _leave(status: int) -> NoReturn:

@@ -15,6 +15,7 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: str | None = None
+    scope: str | None = None
 
 
 class TextBlock(Body):
@@ -59,6 +60,8 @@ class ToolUseBlock(Body):
     name: Annotated[str, Field(min_length=1)]
     input: dict[str, Any]
     cache_control: CacheControl | None = None
+    caller: None = None  # as in the answers of the `anthropic` package, which people send back whole
+    toolset_name: None = None
 
 
 class ThinkingBlock(Body):
@@ -69,6 +72,13 @@ class ThinkingBlock(Body):
     signature: str | None = None
 
 
+class RedactedThinkingBlock(Body):
+    """What another model reasoned in secret earlier in the conversation; nobody here can read it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
 UserBlock = Annotated[
     Annotated[TextBlock, Tag("as text")] | Annotated[ToolResultBlock, Tag("as tool_result")],
     told_by("type", ("text", "tool_result")),
@@ -76,8 +86,9 @@ UserBlock = Annotated[
 AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("as text")]
     | Annotated[ToolUseBlock, Tag("as tool_use")]
-    | Annotated[ThinkingBlock, Tag("as thinking")],
-    told_by("type", ("text", "tool_use", "thinking")),
+    | Annotated[ThinkingBlock, Tag("as thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("as redacted_thinking")],
+    told_by("type", ("text", "tool_use", "thinking", "redacted_thinking")),
 ]
 
 
@@ -138,6 +149,8 @@ class ToolOffer(Body):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: Literal[False] | None = None
+    eager_input_streaming: bool | None = None  # a call comes whole anyway
+    defer_loading: Literal[False] | None = None
     cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -158,6 +171,26 @@ class Thinking(Body):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized"] | None = None  # reasoning is told in full
+
+
+class ClearThinking(Body):
+    """The one edit of a context that changes nothing."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Body):
+    """What to cut out of a long conversation; omlxd cuts out nothing."""
+
+    edits: list[ClearThinking] | None = None
+
+
+class OutputConfig(Body):
+    """How much effort to spend on the answer; there is no such thing here."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(Body):
@@ -176,6 +209,8 @@ class CountBody(Body):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    output_config: OutputConfig | None = None
 
     @property
     def for_template(self) -> list[dict[str, Any]]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from omlxd.core.checkup import (
     Finding,
     judge_clock,
+    judge_device,
     judge_disk,
     judge_limits,
+    judge_lock,
     judge_logs,
     judge_promised,
     judge_stale,
@@ -40,12 +42,12 @@ def check_installation() -> tuple[list[Finding], Machine]:
     found = [judge_version(package, _version(package)) for package in ("mlx", "mlx-lm")]
     try:
         backend = detect_backend()
-        cap = backend.device_cap()
+        machine, wired_bytes = find_machine(backend.device_cap()), backend.wired_limit_bytes()
     except OmlxError as error:
         return [*found, wrong("backend", error.message, error.hint or "install MLX")], find_machine()
     except Exception as error:  # a driver that does not answer is a finding and no end of the examination
         return [*found, wrong("backend", f"it does not answer ({error})", "look at the driver")], find_machine()
-    return [*found, well("backend", backend.name)], find_machine(cap)
+    return [*found, well("backend", backend.name), judge_device(machine, wired_bytes)], machine
 
 
 def check_manifest(path: Path, machine: Machine) -> tuple[list[Finding], DaemonSettings]:
@@ -65,27 +67,35 @@ def check_manifest(path: Path, machine: Machine) -> tuple[list[Finding], DaemonS
     return [*found, *_models(manifest, limits.soft_bytes)], manifest.daemon
 
 
-def check_home(home: Home, settings: DaemonSettings, *, running: bool) -> list[Finding]:
-    """The directory, the socket's place, the disk, the logs, what was left over, and the clock."""
+def check_home(home: Home, settings: DaemonSettings, *, running: bool, pid: int | None) -> list[Finding]:
+    """The directory, the lock, the socket's place, the disk, the logs, what was left over, and the clock.
+
+    Args:
+        home: what is looked at.
+        settings: the manifest's, or the defaults.
+        running: whether somebody holds the lock.
+        pid: the number in it then, or None when there is none.
+    """
     if not home.root.exists():
         return [warning("home", f"`{home.root}` does not exist yet", "`omlxd init`"), judge_clock(time.time(), 0.0)]
     most_bytes = settings.log_max_size_bytes * (settings.log_backups + 1) + BESIDE_THE_LOG_BYTES
     stale = [] if running else [home.state.with_name(f"{home.state.name}.new")]
     stale += [home.state.with_name(f"{home.state.name}.damaged")]
-    checks: Sequence[Callable[[], Finding]] = (
-        lambda: _home(home.root),
-        lambda: _socket(home.socket, running),
-        lambda: judge_disk(shutil.disk_usage(home.root).free),
-        lambda: judge_logs(sum(_sizes(home.logs)), most_bytes),
-        lambda: judge_stale([path.name for path in stale if path.exists()]),
-        lambda: judge_clock(time.time(), home.log.stat().st_mtime if home.log.exists() else 0.0),
+    checks: Sequence[tuple[str, Callable[[], Finding]]] = (
+        ("home", lambda: _home(home.root)),
+        ("lock", lambda: _lock(home.lock, running, pid)),
+        ("socket", lambda: _socket(home.socket, running)),
+        ("disk", lambda: judge_disk(shutil.disk_usage(home.root).free)),
+        ("logs", lambda: judge_logs(sum(_sizes(home.logs)), most_bytes)),
+        ("files", lambda: judge_stale([path.name for path in stale if path.exists()])),
+        ("clock", lambda: judge_clock(time.time(), home.log.stat().st_mtime if home.log.exists() else 0.0)),
     )
     found = []
-    for check in checks:
+    for name, check in checks:
         try:
             found.append(check())
         except OSError as error:
-            found.append(wrong("home", f"`{error.filename}`: {error.strerror}", "look at its owner and mode"))
+            found.append(wrong(name, f"`{error.filename}`: {error.strerror}", "look at its kind, owner and mode"))
     return found
 
 
@@ -119,11 +129,22 @@ def _home(root: Path) -> Finding:
     seen = root.stat()
     if seen.st_uid != os.geteuid():
         return wrong("home", f"`{root}` belongs to another user", "name another with `--home` or `OMLXD_HOME`")
+    if os.statvfs(root).f_flag & os.ST_RDONLY:
+        return wrong("home", f"`{root}` is on a file system that is read-only", "mount it anew, or name another home")
     if not stat.S_ISDIR(seen.st_mode) or not os.access(root, os.W_OK | os.X_OK):
         return wrong("home", f"`{root}` is no directory that can be written to", f"`chmod 700 '{root}'`")
     if seen.st_mode & 0o077:
         return wrong("home", f"others can look into `{root}`", f"`chmod 700 '{root}'`")
     return well("home", str(root))
+
+
+def _lock(path: Path, running: bool, pid: int | None) -> Finding:
+    if os.path.lexists(path):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return wrong("lock", f"`{path}` is in the way: it is no regular file", "move it away")
+        if not os.access(path, os.R_OK | os.W_OK):
+            return wrong("lock", f"`{path}` may not be opened", f"`chmod 600 '{path}'`")
+    return judge_lock(running, pid)
 
 
 def _socket(path: Path, running: bool) -> Finding:

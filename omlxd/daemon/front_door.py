@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from omlxd.daemon.http_errors import BodyTooLarge, KeyRefused, error_response
 from omlxd.daemon.log import trace_of
 
 MAX_BODY_BYTES = 8 * 2**20
+MAX_HEADER_BYTES = 32 * 1024
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN_TO_ALL = frozenset({"/health"})
 
@@ -82,11 +84,12 @@ class FrontDoor:
         over_tcp = scope["server"] is not None and scope["server"][1] is not None
         body = _BoundedBody(receive, self._max_body_bytes)
         try:
+            _check_header(scope)
             if over_tcp:
                 if (origin := self._allowed_origin(scope)) is not None:
                     send = _telling_the_browser(send, origin)
                     if scope["method"] == "OPTIONS":
-                        return await _PREFLIGHT(scope, receive, send)  # browsers ask without the key
+                        return await _preflight(scope)(scope, receive, send)  # browsers ask without the key
                 self._check_tcp(scope)
             if (_header(scope, b"upgrade") or "").lower() == "websocket":
                 raise InvalidRequest("omlxd does not speak WebSocket", hint="send a plain HTTP request")
@@ -126,14 +129,19 @@ class FrontDoor:
             _check_key(rules.api_key, _header(scope, b"authorization") or "", _header(scope, b"x-api-key") or "")
 
 
-_PREFLIGHT = Response(
-    status_code=204,
-    headers={
+_USUAL_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
+
+
+def _preflight(scope: Scope) -> Response:
+    """What a page of a listed origin may send: any header, since the clients' libraries add a dozen of their own."""
+    asked = _header(scope, b"access-control-request-headers") or ""
+    headers = {
         "access-control-allow-methods": "GET, POST",
-        "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
+        "access-control-allow-headers": asked if _HEADER_NAMES.fullmatch(asked) else _USUAL_HEADERS,
         "access-control-max-age": "600",
-    },
-)
+    }
+    return Response(status_code=204, headers=headers)
 
 
 def _telling_the_browser(send: Send, origin: str) -> Send:
@@ -179,6 +187,13 @@ def _check_key(expected: str, authorization: str, key_alone: str) -> None:
             "the API key is missing or wrong",
             hint="send `Authorization: Bearer KEY` with `api.api_key` of the manifest",
         )
+
+
+def _check_header(scope: Scope) -> None:
+    """The server's parser bounds a header that it waits for; one that came at once it takes at any length."""
+    line_bytes = len(scope["path"]) + len(scope["query_string"])
+    if line_bytes + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+        raise InvalidRequest(f"the header is longer than {MAX_HEADER_BYTES} bytes")
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

@@ -138,12 +138,28 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shown(request.url.path)
     if error.status_code == 404:
-        return error_response(NoSuchPath(f"nothing answers at `{path}`"), request.url.path)
+        missing = NoSuchPath(f"nothing answers at `{path}`", hint=_other_path(request.url.path))
+        return error_response(missing, request.url.path)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         problem = WrongMethod(f"`{path}` does not take {request.method}", details={"allow": allow})
         return error_response(problem, request.url.path)
     return error_response(InvalidRequest(f"the request was refused ({error.detail})"), request.url.path)
+
+
+_CHATS = ("/v1/responses", "/api/chat", "/api/generate")
+_SERVED = ("/chat/completions", "/completions", "/models", "/messages")
+
+
+def _other_path(path: str) -> str | None:
+    """Where a client that came here was going, by the customs of others."""
+    if path in _CHATS:
+        return "use `/v1/chat/completions`, or `/v1/messages`"
+    if path.startswith("/v1/v1/"):
+        return "leave `/v1` out of the base address that the client was given"
+    if path in _SERVED:
+        return "end the base address that the client was given in `/v1`"
+    return None
 
 
 async def answer_unexpected(request: Request, _error: Exception) -> Response:

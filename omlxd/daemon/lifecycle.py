@@ -28,6 +28,7 @@ from omlxd.daemon.files import require_regular
 from omlxd.daemon.flags import Flags
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.home import Home
+from omlxd.daemon.keep_awake import SleepAssertion, sleep_assertion
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
@@ -37,10 +38,8 @@ from omlxd.daemon.restoring import note_what_is_loaded
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.signals import Hangup, signals_to, stacks_on_request
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
-from omlxd.daemon.stall_watch import StallWatch
 from omlxd.daemon.starting import assemble, load_first
-from omlxd.daemon.ttl import IdleTimer
-from omlxd.daemon.watchdog import Watchdog
+from omlxd.daemon.watchers import Watchers, watchers_of
 from omlxd.engine.protocol import Engine
 
 ENGINE_CLOSE_S = 10.0
@@ -108,6 +107,7 @@ async def serve(
     engine: Engine | None = None,
     on_ready: Callable[[Ready], None] = lambda ready: None,
     manager: ServiceManager | None = None,
+    assertion: SleepAssertion | None = None,
     stop: StopOrder | None = None,
     console: TextIO | None = None,
     handle_signals: bool = False,
@@ -120,6 +120,7 @@ async def serve(
         engine: what runs models; by default MLX on a thread of its own.
         on_ready: called once, when both sockets answer.
         manager: is told when it is ready and when it drains, and whose watchdog is fed.
+        assertion: holds off the machine's sleep while requests are in flight; by default this system's.
         stop: ends the daemon from the same process.
         console: where events are shown beside the log file.
         keep_lock: hold the home until the process is gone, and not only until this returns.
@@ -145,7 +146,8 @@ async def serve(
             hangup = stack.enter_context(signals_to(stop))
             stack.enter_context(stacks_on_request(config.home.stacks))
         daemon = await assemble(manifest, config.home, bus, stop, engine, config.flags)
-        return await _run(daemon, config, log, on_ready, manager or ServiceManager(), hangup)
+        watchers = watchers_of(daemon, manager := manager or ServiceManager(), assertion or sleep_assertion())
+        return await _run(daemon, config, log, on_ready, manager, watchers, hangup)
 
 
 async def _run(
@@ -154,20 +156,16 @@ async def _run(
     log: EventLog,
     on_ready: Callable[[Ready], None],
     manager: ServiceManager,
+    watchers: Watchers,
     hangup: Hangup,
 ) -> Ended:
-    engine_gone, idle_timer = True, IdleTimer(daemon.pool)
-    stall_watch = StallWatch(daemon.pool.engine, daemon.manifest.daemon.stall_timeout_s, daemon.bus.emit)
-    watchdog = Watchdog(manager, daemon.pool.engine, daemon.enforcer)
-    listen = daemon.manifest.api.address
+    engine_gone, listen = True, daemon.manifest.api.address
     door = front_door(daemon, None if listen is None else _tcp_rules(daemon.manifest.api, listen))
-    reloader = daemon.reloader = Reloader(daemon, config.manifest_path, Parts(door, idle_timer, stall_watch, log))
+    reloader = daemon.reloader = Reloader(daemon, config.manifest_path, Parts(door, watchers, log))
     try:
         async with _open_doors(daemon, config.home, door):
             daemon.enforcer.start()
-            idle_timer.start()
-            stall_watch.start()
-            watchdog.start()
+            watchers.start()
             hangup.reload_with(reloader.on_signal)
             manager.ready()
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, daemon.enforcer.limits.warnings))
@@ -186,9 +184,7 @@ async def _run(
     finally:
         await daemon.end_background()
         await reloader.stop()
-        await idle_timer.stop()
-        await stall_watch.stop()
-        await watchdog.stop()
+        await watchers.stop()
         await daemon.enforcer.stop()
         await daemon.state_file.flush()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone

@@ -294,6 +294,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
             max_waiting=daemon.max_waiting,
             prefix_cache=daemon.prefix_cache,
             restore=daemon.restore,
+            keep_awake=daemon.keep_awake,
             log_level=daemon.log_level,
             log_max_size_bytes=daemon.log_max_size,
             log_backups=daemon.log_backups,

@@ -157,6 +157,7 @@ class DaemonTable(_Table):
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 256
     prefix_cache: Annotated[str | int, _checked(_size_or_auto)] = AUTO
     restore: Literal["none", "pinned", "loaded"] | None = None
+    keep_awake: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_max_size: Annotated[int, _bytes_between(2**16, 2**40)] = _written_default("20M")
     log_backups: Annotated[int, Field(ge=0, le=100)] = 5

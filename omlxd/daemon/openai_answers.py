@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import omlxd
 from omlxd.daemon.openai_logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
 from omlxd.daemon.replies import Piece, Reasoning, Reply, ToolCall
 from omlxd.daemon.request import Chunk
 from omlxd.engine.protocol import TextCodec
 
 DONE = b"data: [DONE]\n\n"
+FINGERPRINT = f"omlxd-{omlxd.__version__}"
+"""What else than the request and its `seed` an answer depends on."""
 
 
 class Shape(Protocol):
@@ -128,6 +131,7 @@ class Answer:
             "object": self.shape.chunk_object,
             "created": int(time.time()),
             "model": first.model,
+            "system_fingerprint": FINGERPRINT,
         }
         self._logprobs = [self.shape.logprobs() for _ in self.replies]
         self._around = [self._around_text(index) for index in range(len(self.replies))]

@@ -66,6 +66,7 @@ class CalledFunction(Body):
 
     name: Annotated[str, Field(min_length=1)]
     arguments: Annotated[str, AfterValidator(_json_object)]
+    parsed_arguments: Any = None  # a copy that the `openai` package adds to what it was streamed, and sends back
 
 
 class PastToolCall(Body):
@@ -74,6 +75,7 @@ class PastToolCall(Body):
     id: str
     type: Literal["function"]
     function: CalledFunction
+    index: int | None = None  # of the stream that it came in
 
     def for_template(self) -> dict[str, Any]:
         """The call as chat templates take it: with its arguments as an object."""
@@ -82,14 +84,19 @@ class PastToolCall(Body):
 
 
 class AssistantMessage(Body):
-    """What the model said earlier."""
+    """What the model said earlier; the last fields are empty in our answers, and clients send answers back whole."""
 
     role: Literal["assistant"]
     content: Content | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: Annotated[list[PastToolCall], Field(min_length=1)] | None = None
     name: str | None = None
     refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    parsed: None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
@@ -100,8 +107,8 @@ class AssistantMessage(Body):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it."""
         message: dict[str, Any] = {"role": "assistant", "content": plain(self.content)} | _named(self.name)
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = self.reasoning_content
+        if (reasoning := self.reasoning_content or self.reasoning) is not None:
+            message["reasoning_content"] = reasoning
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message

@@ -26,11 +26,10 @@ from omlxd.daemon.log import EventLog
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.pinning import require_room_for
 from omlxd.daemon.refusals import shutting_down
-from omlxd.daemon.stall_watch import StallWatch
 from omlxd.daemon.starting import enforcer_settings, load_these, pin_problems, recall
 from omlxd.daemon.state_file import SavedState
 from omlxd.daemon.succession import Succession
-from omlxd.daemon.ttl import IdleTimer
+from omlxd.daemon.watchers import Watchers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,7 @@ class Parts:
     """What a reload changes beside the pool and the enforcer."""
 
     front_door: FrontDoor
-    idle_timer: IdleTimer
-    stall_watch: StallWatch
+    watchers: Watchers
     log: EventLog
 
 
@@ -214,7 +212,6 @@ class Reloader:
         settings = manifest.daemon
         log_changed = EventLevel(settings.log_level), settings.log_max_size_bytes, settings.log_backups
         self._parts.log.configure(*log_changed)
-        self._parts.stall_watch.timeout_s = settings.stall_timeout_s
         self._parts.front_door.rules = checked.rules
         for entry in pool.roster.replace(manifest.models):
             recall(entry, checked.saved)
@@ -225,7 +222,7 @@ class Reloader:
         ]
         pool.prefix.wish_bytes = prefix_cache_bytes(settings.prefix_cache, daemon.machine)
         pool.configure(settings)
-        self._parts.idle_timer.start()
+        self._parts.watchers.configure(settings)
         self._succession.begin()
         pending = tuple(name for name in self._succession.pending if name not in checked.unreadable)
         change = await put_in_force(daemon, lambda: daemon.enforcer.configure(checked.enforcer))

@@ -99,12 +99,13 @@ class Reply:
         return pieces
 
     def _said(self, text: str) -> list[Piece]:
+        if not self._tools:
+            return [Chunk(text, 0)]
         # Models write line breaks around their tool calls; nobody wants them as an answer.
-        if self._tools and not text.strip():
-            self._blank += text
-            return []
-        text, self._blank = self._blank + text, ""
-        return [Chunk(text, 0)]
+        text = self._blank + text
+        said = text.rstrip()
+        self._blank = text[len(said) :]
+        return [Chunk(said, 0)] if said else []
 
     async def _called(self, part: Part) -> list[Piece]:
         assert self._codec is not None

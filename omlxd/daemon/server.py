@@ -17,11 +17,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from omlxd.core.errors import Busy, InvalidRequest, OmlxError
+from omlxd.daemon.front_door import MAX_HEADER_BYTES
 from omlxd.daemon.sockets import may_connect
 
-MAX_HEADER_BYTES = 32 * 1024
 BACKLOG = 512
 READ_TIMEOUT_S = 30.0
+WRITE_TIMEOUT_S = 300.0
 MOST_CONNECTIONS = 512
 _TICK_S = 1.0
 _GRACE_S = 0.5
@@ -34,6 +35,7 @@ class HttpServer:
         app: answers the requests.
         sockets: bound by us; closed when the server stops.
         read_timeout_s: a request's header, and each further piece of its body, must come within this.
+        write_timeout_s: a client that has left more unread than the system and we hold for it must go on within this.
         most_connections: on each door; one more is told to come back. By default no more than half of the files
             that the process may open.
     """
@@ -44,11 +46,17 @@ class HttpServer:
         sockets: Sequence[socket.socket],
         *,
         read_timeout_s: float = READ_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
         most_connections: int | None = None,
     ) -> None:
         if most_connections is None:
             most_connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        protocol = partial(_GuardedProtocol, read_timeout_s=read_timeout_s, most_connections=most_connections)
+        protocol = partial(
+            _GuardedProtocol,
+            read_timeout_s=read_timeout_s,
+            write_timeout_s=write_timeout_s,
+            most_connections=most_connections,
+        )
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -118,11 +126,15 @@ class _Server(uvicorn.Server):
 
 
 class _GuardedProtocol(H11Protocol):
-    def __init__(self, *arguments: Any, read_timeout_s: float, most_connections: int, **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, read_timeout_s: float, write_timeout_s: float, most_connections: int, **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
         self._read_timeout_s = read_timeout_s
+        self._write_timeout_s = write_timeout_s
         self._most_connections = most_connections
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._is_unix = False
 
     def connection_made(self, transport: Any) -> None:
@@ -138,7 +150,16 @@ class _GuardedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._is_read_again()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._is_read_again()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -190,7 +211,18 @@ class _GuardedProtocol(H11Protocol):
         if not between_requests:
             self._unwatch()
         if (between_requests or reads_body) and self._deadline is None:
-            self._deadline = self.loop.call_later(self._read_timeout_s, self.transport.abort)
+            self._deadline = self.loop.call_later(self._read_timeout_s, self._out_of_time)
+
+    def _out_of_time(self) -> None:
+        if self.transport.get_write_buffer_size():  # it still reads the last answer
+            self._deadline = self.loop.call_later(self._write_timeout_s, self.transport.abort)
+        else:
+            self.transport.abort()
+
+    def _is_read_again(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _unwatch(self) -> None:
         if self._deadline is not None:

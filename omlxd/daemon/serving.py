@@ -83,6 +83,7 @@ class Serving:
         task = asyncio.create_task(self._serve(Request(entry, generation, asked, wish)), name=f"omlxd-{generation.id}")
         self._tasks[generation.id] = task
         task.add_done_callback(lambda _: self._ended(entry, generation))
+        self._pool.notify()
 
     def abort(self, generation: Generation, error: OmlxError) -> bool:
         """End it with this error now; False when it had ended."""
@@ -156,7 +157,9 @@ class Serving:
         except OmlxError as error:
             self._fail(generation, error)
         except Exception as unexpected:
-            self._fail(generation, EngineFailed(f"the request to `{request.entry.name}` failed: {unexpected}"))
+            # Its name and not its words, which may quote the prompt.
+            what = type(unexpected).__name__
+            self._fail(generation, EngineFailed(f"the request to `{request.entry.name}` failed unexpectedly ({what})"))
 
     async def _admitted(self, request: Request) -> GenerationOrder | None:
         """Its order, once its model is loaded and its memory is reserved; None when it has to be looked at again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
@@ -42,7 +43,8 @@ async def assemble(
     pool = _pool(manifest, bus, engine)
     machine = find_machine(pool.engine.device_cap())
     pool.prefix.wish_bytes = prefix_cache_bytes(manifest.daemon.prefix_cache, machine)
-    enforcer = ProcessMemoryEnforcer(pool, **_arguments(enforcer_settings(manifest, machine, saved, flags, bus.emit)))
+    settings = enforcer_settings(manifest, machine, saved, flags, bus.emit)
+    enforcer = ProcessMemoryEnforcer(pool, **_arguments(settings), clock=pool.clock)
     daemon = Daemon(
         manifest=manifest,
         machine=machine,
@@ -82,10 +84,15 @@ async def load_these(daemon: Daemon, entries: Iterable[EnginePoolEntry]) -> None
 
 
 def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePool:
-    settings = manifest.daemon
+    settings, clock = manifest.daemon, asyncio.get_running_loop().time
+    if engine is None:
+        from omlxd.engine.thread import EngineThread  # brings numpy and psutil along: 30 ms
+
+        engine = EngineThread(clock=clock)
     return EnginePool(
         manifest.models,
         engine=engine,
+        clock=clock,
         emit=bus.emit,
         load_wait_s=settings.load_timeout_s,
         park_deadline_s=settings.park_deadline_s,

@@ -49,6 +49,10 @@ class Backend(Protocol):
         """Bytes the device allows, and what says so."""
         ...
 
+    def wired_limit_bytes(self) -> int | None:
+        """What the user lets the device wire (`iogpu.wired_limit_mb`), 0 for the system's choice; None elsewhere."""
+        ...
+
 
 @dataclass
 class CpuBackend:
@@ -62,6 +66,9 @@ class CpuBackend:
         return int(self._process.memory_info().rss)
 
     def device_cap(self) -> tuple[int, str] | None:
+        return None
+
+    def wired_limit_bytes(self) -> int | None:
         return None
 
 
@@ -83,10 +90,13 @@ class MetalBackend:
         return _phys_footprint(os.getpid())
 
     def device_cap(self) -> tuple[int, str] | None:
-        if (wired_mb := self._wired_limit_mb()) > 0:
-            return wired_mb * MIB, "metal"
+        if (wired_bytes := self.wired_limit_bytes()) > 0:
+            return wired_bytes, "metal"
         recommended = self._device_info().get("max_recommended_working_set_size")
         return (int(recommended), "metal") if recommended else None
+
+    def wired_limit_bytes(self) -> int:
+        return self._wired_limit_mb() * MIB
 
 
 class CudaBackend:
@@ -104,6 +114,9 @@ class CudaBackend:
     def device_cap(self) -> tuple[int, str] | None:
         total = self._device_info().get("total_memory")
         return (int(total), "cuda") if total else None
+
+    def wired_limit_bytes(self) -> int | None:
+        return None
 
 
 def detect_backend() -> Backend:

@@ -12,6 +12,8 @@ from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, ReplyFormat, longest_
 from omlxd.core.wording import shown
 from omlxd.engine.protocol import ToolCallText
 
+SHORTEST_QUOTE = 8  # characters; a shorter message may stand in any error by chance
+
 
 class ChatCodec:
     """A tokenizer with its chat template; implements `protocol.TextCodec`.
@@ -71,7 +73,7 @@ class ChatCodec:
                 )
         except (TemplateError, TypeError, ValueError) as error:  # templates add texts to what is none
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {shown(str(error))}",
+                f"the model's chat template refuses these messages: {_words(error, messages)}",
                 hint="check the order of the roles; some models take no system message",
             ) from None
         return [int(token) for token in ids]
@@ -176,6 +178,15 @@ class StreamText:
         keep = longest_prefix_at_end(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+
+def _words(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the template said, unless it quotes a message: errors are logged, and prompts are not."""
+    said = str(error)
+    contents = [str(message.get("content") or "") for message in messages]
+    if any(len(content) >= SHORTEST_QUOTE and content in said for content in contents):
+        return "its words quote one of them, and are not repeated here"
+    return shown(said)
 
 
 def _arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import count
 
-from tests.bench.report import Row, Target, against, alone
+from tests.bench.background import again_and_again
+from tests.bench.report import Row, Target, against, alone, percentile_95
 from tests.bench.scratch import Scratch
 from tests.bench.servers import RunningDaemon, our_daemon
 from tests.bench.streaming import chat
@@ -32,7 +31,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
         chat(daemon.api, "reader", PROMPT, 2)
         times, numbers = scratch.rounds(100, 20), count()
         idle_ms, _ = _ask(daemon, times)
-        yield alone("first token, idle", "ms", idle_ms, note=f"95 %: {_p95(idle_ms):.1f} ms")
+        yield alone("first token, idle", "ms", idle_ms, note=f"95 %: {percentile_95(idle_ms):.1f} ms")
 
         def loads() -> None:
             daemon.load("big")
@@ -42,16 +41,16 @@ def run(scratch: Scratch) -> Iterator[Row]:
             chat(daemon.api, "reader", f"{next(numbers)}: {LONG_PROMPT}", 1)  # never one that it knows
 
         for what, work in (("another model loads", loads), ("another prefills 4,000 tokens", reads)):
-            with _again_and_again(work) as rounds:
+            with again_and_again(work) as (rounds,):
                 busy_ms, step_ms = _ask(daemon, times)
             yield from _rows(what, idle_ms, busy_ms, step_ms, len(rounds))
 
 
 def _rows(what: str, idle_ms: Sequence[float], busy_ms: Sequence[float], step_ms: float, rounds: int) -> Iterator[Row]:
     yield against(f"first token while {what}", "ms", busy_ms, "idle", idle_ms, note=f"{rounds} times meanwhile")
-    bound = Target(_p95(idle_ms) + step_ms)
-    note = f"bound: idle's 95 % ({_p95(idle_ms):.1f} ms) and the longest of the steps seen ({step_ms:.0f} ms)"
-    yield alone("  its 95 %", "ms", [_p95(busy_ms)], bound, note)
+    bound = Target(percentile_95(idle_ms) + step_ms)
+    note = f"bound: idle's 95 % ({percentile_95(idle_ms):.1f} ms) and the longest of the steps seen ({step_ms:.0f} ms)"
+    yield alone("  its 95 %", "ms", [percentile_95(busy_ms)], bound, note)
 
 
 def _ask(daemon: RunningDaemon, times: int) -> tuple[list[float], float]:
@@ -63,33 +62,6 @@ def _ask(daemon: RunningDaemon, times: int) -> tuple[list[float], float]:
         longest_s[0] = max(longest_s[0], health["stalled_s"] or 0.0)
         time.sleep(LOOK_S)
 
-    with _again_and_again(look):
+    with again_and_again(look):
         first_ms = [1000 * chat(daemon.api, "small", f"{at}: {PROMPT}", 2).first_token_s for at in range(times)]
     return first_ms, 1000 * longest_s[0]
-
-
-@contextmanager
-def _again_and_again(work: Callable[[], None]) -> Iterator[list[None]]:
-    """Do it without a pause until the block ends, one entry each time; what fails there fails the bench."""
-    over, done, failures = threading.Event(), list[None](), list[BaseException]()
-
-    def repeat() -> None:
-        try:
-            while not over.is_set():
-                done.append(work())
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield done
-    finally:
-        over.set()
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _p95(values: Sequence[float]) -> float:
-    return sorted(values)[int(0.95 * (len(values) - 1))]

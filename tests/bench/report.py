@@ -123,6 +123,11 @@ def beside(
     return Row(figure, unit, Spread.of(ours), peer_name, Spread.of(peer), target=target, note=note)
 
 
+def percentile_95(values: Sequence[float]) -> float:
+    """The value that 95 % are not above."""
+    return sorted(values)[int(0.95 * (len(values) - 1))]
+
+
 def format_row(row: Row) -> str:
     """`figure | ours | peer | ratio | target | met`, with the range of each in brackets, and the note below."""
     verdict = {True: "met", False: "NOT MET", None: ""}[row.met]

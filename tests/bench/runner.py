@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.bench import (
     adversarial,
+    answers,
     cap,
     cycles,
     decide,
@@ -17,6 +18,7 @@ from tests.bench import (
     idle,
     latency,
     load,
+    overhead,
     plan,
     prefix,
     react,
@@ -40,6 +42,8 @@ class Bench:
 
 BENCHES = (
     Bench("throughput", "tokens/s and time to first token over HTTP, against mlx_lm.server", throughput.run),
+    Bench("overhead", "what the server costs: streams over HTTP, against the engine without it", overhead.run),
+    Bench("answers", "`/health` and `status` while a long prompt is prefilled and a model loads", answers.run),
     Bench("latency", "first token of a small resident model: idle, beside loads, beside a long prompt", latency.run),
     Bench("load", "loading in slices, against one evaluation of all weights", load.run),
     Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),

@@ -6,12 +6,12 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.bench.background import again_and_again
 from tests.bench.report import Row, Target, against, alone
 from tests.bench.scratch import Scratch
 from tests.bench.servers import RunningDaemon, our_daemon
@@ -79,33 +79,13 @@ def _children_cpu_ms() -> float:
 
 @contextmanager
 def _busy(daemon: RunningDaemon) -> Iterator[None]:
-    """Keep the engine at prefill, decode and loads until the block ends; what fails there fails the bench."""
-    over, failures = threading.Event(), list[BaseException]()
+    """Keep the engine at prefill, decode and loads until the block ends."""
 
     def loads() -> None:
         daemon.load("big")
         daemon.unload("big")
 
-    def repeat(work: Callable[[], object]) -> None:
-        try:
-            while not over.is_set():
-                work()
-        except BaseException as error:
-            failures.append(error)
-
-    work = (
-        lambda: chat(daemon.api, "chat", "Hello", 200),
-        lambda: chat(daemon.api, "reader", LONG_PROMPT, 1),
-        loads,
-    )
-    threads = [threading.Thread(target=repeat, args=(each,)) for each in work]
-    for thread in threads:
-        thread.start()
-    try:
+    with again_and_again(
+        lambda: chat(daemon.api, "chat", "Hello", 200), lambda: chat(daemon.api, "reader", LONG_PROMPT, 1), loads
+    ):
         yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]

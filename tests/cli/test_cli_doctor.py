@@ -41,11 +41,17 @@ def test_a_home_in_order_has_a_tick_in_each_line(omlxd: Omlxd, whole: Path) -> N
         "mlx",
         "mlx-lm",
         "backend",
+        "device",
+        "manifest",
         "limits",
         "model",
         "pins",
+        "home",
+        "lock",
         "socket",
+        "disk",
         "logs",
+        "files",
         "clock",
         "daemon",
         "service",
@@ -77,6 +83,40 @@ def test_a_bad_manifest_and_pins_over_the_limit_are_wrong(omlxd: Omlxd, whole: P
     status, found = examined(omlxd)
     assert (status, found["manifest"]["health"]) == (1, "wrong")
     assert "no_such_key" in found["manifest"]["found"]
+
+
+def test_what_is_in_the_way_of_each_file_is_told_where_it_is(omlxd: Omlxd, whole: Path) -> None:
+    (whole / "omlxd.lock").mkdir()
+    (whole / "logs").write_text("")
+    status, found = examined(omlxd)
+    assert status == 1
+    assert {check for check, finding in found.items() if finding["health"] == "wrong"} == {"lock", "logs"}
+    assert found["lock"]["remedy"] == "move it away"
+    assert str(whole / "logs") in found["logs"]["found"]
+
+
+def test_a_missing_shard_names_the_file(omlxd: Omlxd, whole: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "chat" / "model.safetensors"
+    weights.rename(weights.with_name("model-00001-of-00002.safetensors"))
+    status, found = examined(omlxd)
+    assert (status, found["model"]["health"]) == (1, "wrong")
+    assert "model-00002-of-00002.safetensors" in found["model"]["found"]
+    assert found["model"]["remedy"] == "the download or copy is not complete; fetch the model again"
+
+
+def test_each_line_that_is_not_well_ends_with_what_to_do(omlxd: Omlxd, whole: Path) -> None:
+    for number in range(2):
+        (whole / "logs").mkdir(exist_ok=True)
+        (whole / "logs" / f"old-{number}").write_bytes(b"")
+        with (whole / "logs" / f"old-{number}").open("ab") as file:
+            file.truncate(200 * MIB)
+    (whole / "state.toml.new").touch()
+    done = omlxd("doctor")
+    assert done.returncode == 0, "warnings alone are no failure"
+    lines = {line.split()[1]: line for line in done.stdout.splitlines()}
+    assert lines["logs"].startswith("! logs ")
+    assert lines["logs"].endswith("; remove old files")
+    assert lines["files"].endswith("left over: `state.toml.new`; look at them and remove them")
 
 
 def test_a_socket_that_a_killed_daemon_left_is_no_fault(omlxd: Omlxd, whole: Path) -> None:

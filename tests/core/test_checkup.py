@@ -14,8 +14,10 @@ from omlxd.core.checkup import (
     Finding,
     Health,
     judge_clock,
+    judge_device,
     judge_disk,
     judge_limits,
+    judge_lock,
     judge_logs,
     judge_promised,
     judge_running,
@@ -37,6 +39,13 @@ NOW_S = 1_800_000_000.0
         (judge_version("mlx", "0.3.2"), WRONG),
         (judge_version("mlx", "0.33.0"), WRONG),
         (judge_version("mlx", None), WRONG),
+        (judge_device(Machine(16 * GIB), None), OK),
+        (judge_device(Machine(16 * GIB, 12 * GIB, "metal"), 0), OK),
+        (judge_device(Machine(16 * GIB, 15 * GIB, "metal"), 15 * GIB), OK),
+        (judge_device(Machine(16 * GIB, 16 * GIB, "metal"), 15565 * MIB), WARNING),
+        (judge_lock(False, None), OK),
+        (judge_lock(True, 4711), OK),
+        (judge_lock(True, None), WARNING),
         (judge_promised(4 * GIB, 4 * GIB, 8 * GIB), OK),
         (judge_promised(4 * GIB, 4 * GIB + 1, 8 * GIB), WARNING),
         (judge_promised(8 * GIB + 1, 0, 8 * GIB), WRONG),
@@ -67,6 +76,17 @@ def test_a_limit_above_what_metal_allows_names_the_exact_command() -> None:
     assert finding.health is WARNING
     assert finding.remedy == "lower `max_memory`, or `sudo sysctl iogpu.wired_limit_mb=15564`"
     assert judge_limits(resolve_limits(10 * GIB, None, machine), machine).health is OK
+
+
+def test_the_device_line_tells_what_metal_would_allow_and_what_the_user_has_set() -> None:
+    machine = Machine(16 * GIB, 12 * GIB, "metal")
+    command = "`sudo sysctl iogpu.wired_limit_mb=15564`"
+    assert judge_device(machine, 0).found == f"metal allows 12.0 GiB of 16.0 GiB, until the next boot more by {command}"
+    assert judge_device(machine, 12 * GIB).found.endswith("by `iogpu.wired_limit_mb`")
+    greedy = judge_device(Machine(16 * GIB, 16 * GIB, "metal"), 16 * GIB)
+    assert greedy.found == "the wired limit 16.0 GiB leaves the system less than 5 %"
+    assert greedy.remedy == command
+    assert judge_device(Machine(16 * GIB, 4 * GIB, "cgroup"), None).found == "cgroup allows 4.00 GiB of 16.0 GiB"
 
 
 def test_elsewhere_no_sysctl_helps() -> None:

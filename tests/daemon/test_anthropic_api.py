@@ -270,3 +270,73 @@ def test_turns_become_messages_in_order() -> None:
 def test_thinking_is_asked_for_or_left_to_the_template(kind: str, thinks: bool | None) -> None:
     counted = parse_body(json.dumps({"model": "m", "messages": HELLO, "thinking": {"type": kind}}).encode(), CountBody)
     assert counted.thinks is thinks
+
+
+CLAUDE_CODE: Any = {
+    "model": "chat",
+    "max_tokens": 100,
+    "stream": True,
+    "temperature": 1,
+    "metadata": {"user_id": "user_0_account__session_1"},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "system": [
+        {"type": "text", "text": "You are a coding agent."},
+        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}},
+    ],
+    "tools": [{**TOOLS[0], "eager_input_streaming": True, "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>It is Monday.</system-reminder>"},
+                {"type": "text", "text": "What is the weather?", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "redacted_thinking", "data": "opaque"},
+                {"type": "thinking", "thinking": "hm", "signature": "sig"},
+                {"type": "text", "text": "Let me look.", "citations": None},
+                {"type": "tool_use", "id": "toolu_01", "name": "weather", "input": {"city": "Bern"}, "caller": None},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_01", "content": "sunny"}]},
+    ],
+}
+"""What a coding agent of Anthropic's make sends, with all that it adds by itself."""
+
+
+async def test_a_coding_agent_is_answered_and_its_prompt_counted(tmp_path: Path) -> None:
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
+        "x-app": "cli",
+    }
+    async with running(tmp_path, MODELS, engine=saying("It ", "is ", "sunny.")) as daemon:
+        answer = await daemon.ask("POST", f"{PATH}?beta=true", CLAUDE_CODE, headers)
+        assert answer.status == 200, answer.body
+        told = events(answer.body)
+        assert (
+            "".join(each["delta"]["text"] for each in told if each["type"] == "content_block_delta") == "It is sunny."
+        )
+        counts = {key: CLAUDE_CODE[key] for key in ("model", "messages", "system", "tools", "thinking")}
+        counted = await daemon.ask("POST", f"{PATH}/count_tokens?beta=true", counts, headers)
+        usage = told[-2]["usage"]
+        assert counted.json["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"speed": "fast"}, "speed"),
+    ],
+)
+def test_what_a_coding_agent_may_ask_and_cannot_get_is_named(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        body(**{**CLAUDE_CODE, **change})
+    assert str(refused.value.details["param"]).startswith(param)

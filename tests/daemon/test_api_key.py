@@ -78,6 +78,10 @@ async def test_only_pages_of_the_listed_origins_may_read_answers(tmp_path: Path)
         preflight = await fetch(daemon.tcp, "OPTIONS", "/v1/chat/completions", headers=asked)
         assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (204, APP)
         assert "authorization" in preflight.headers["access-control-allow-headers"]
+        own = "authorization,content-type,x-stainless-arch,x-stainless-os"  # of the JavaScript packages
+        asked["Access-Control-Request-Headers"] = own
+        preflight = await fetch(daemon.tcp, "OPTIONS", "/v1/chat/completions", headers=asked)
+        assert preflight.headers["access-control-allow-headers"] == own
         refused = await fetch(daemon.tcp, "GET", "/v1/models", headers={"Origin": APP})
         assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, APP)
         key = {"authorization": "Bearer sesame-open-now"}

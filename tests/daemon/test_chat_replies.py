@@ -62,10 +62,16 @@ async def test_streamed_calls_come_whole_and_numbered_and_nothing_of_them_is_con
             content += choice.delta.content or ""
             calls += choice.delta.tool_calls or []
             reasons.append(choice.finish_reason)
-        assert (content, reasons[-1]) == ("Two: ", "tool_calls")
+        assert (content, reasons[-1]) == ("Two:", "tool_calls")
         assert [call.index for call in calls] == [0, 1]
         assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Bern", "Basel"]
         assert len({call.id for call in calls}) == 2
+
+
+async def test_line_breaks_before_a_call_are_no_content_and_others_are(tmp_path: Path) -> None:
+    async with running(tmp_path, MODELS, engine=saying("One.\n", "\nTwo.\n\n", *cut(CALL), "\n")) as daemon:
+        for stream in (False, True):
+            assert await said(daemon, {"tools": TOOLS, "stream": stream}) == ("One.\n\nTwo.", "tool_calls")
 
 
 async def test_the_openai_stream_helper_puts_the_call_together(tmp_path: Path) -> None:

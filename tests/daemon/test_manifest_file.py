@@ -51,6 +51,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
         max_batch = 4
         max_waiting = 0
         prefix_cache = "1G"
+        keep_awake = false
         log_level = "debug"
         log_max_size = "1M"
         log_backups = 0
@@ -83,6 +84,7 @@ def test_every_key_arrives_in_its_own_unit() -> None:
             max_batch=4,
             max_waiting=0,
             prefix_cache="1G",
+            keep_awake=False,
             log_level="debug",
             log_max_size_bytes=2**20,
             log_backups=0,

@@ -91,6 +91,13 @@ def test_a_bad_manifest_ends_so_that_nobody_starts_it_again(
     assert "no_such_key" in (folder / "err").read_text()
 
 
+@pytest.mark.parametrize(("supervisor", "status"), [("systemd", 2), ("launchd", 0)])
+def test_neither_is_one_started_again_whose_command_line_is_wrong(folder: Path, supervisor: str, status: int) -> None:
+    process = spawn(folder, GOOD, "--supervisor", supervisor, "--max-memory", "much")
+    assert process.wait(TIMEOUT_S) == status
+    assert "`much` is not a size" in (folder / "err").read_text()
+
+
 @pytest.mark.parametrize(("options", "status"), [((), 1), (("--supervisor", "systemd"), 0)])
 def test_an_end_in_a_hurry_is_no_failure_to_whoever_would_start_it_again(
     folder: Path, options: tuple[str, ...], status: int

@@ -161,3 +161,20 @@ def test_the_arguments_of_an_earlier_call_reach_the_template_as_an_object() -> N
 )
 def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, prompts: Any) -> None:
     assert completion(prompt=prompt).prompts == prompts
+
+
+def test_an_answer_can_be_sent_back_as_clients_keep_it() -> None:
+    """The `openai` package adds nulls of its own, and copies of parsed arguments when it has streamed."""
+    extra = {
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "parsed": None,
+        "reasoning": "hm",
+    }
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    said = {"role": "assistant", "content": None, **extra, "tool_calls": [{**CALL, "function": function, "index": 0}]}
+    message = chat(messages=[*HELLO, said]).messages[1].for_template()
+    called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    assert message == {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]}

@@ -52,6 +52,13 @@ class Doors:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def door(self, name: str) -> Path | tuple[str, int]:
+        """Where to knock."""
+        return self.unix if name == "unix" else self.tcp
+
+
+both_doors = pytest.mark.parametrize("door", ["unix", "tcp"])
+
 
 @asynccontextmanager
 async def doors(
@@ -73,6 +80,7 @@ async def doors(
         Route("/v1/control/broken", _broken),
         Route("/v1/control/busy", _busy),
         Route("/v1/control/endless", endless),
+        Route("/v1/control/long", _long),
         Route("/v1/control/wait", wait, methods=["POST"]),
     ]
     handlers = {OmlxError: answer_omlx_error, HTTPException: answer_http_exception, Exception: answer_unexpected}
@@ -100,6 +108,10 @@ async def _broken(request: Request) -> Response:
     raise RuntimeError(PROMPT)
 
 
+async def _long(request: Request) -> Response:
+    return Response(b"x" * 4_000_000)  # more than sockets hold
+
+
 async def _busy(request: Request) -> Response:
     raise Busy("the queue is full", hint="try again", details={"retry_after_s": 2.5})
 
@@ -125,11 +137,15 @@ async def _wait(request: Request, made: Doors) -> Response:
     return JsonResponse({"result": await while_connected(request, forever())})
 
 
+def knock(where: Path | tuple[str, int]) -> socket.socket:
+    return connect(where) if isinstance(where, Path) else socket.create_connection(where, timeout=20)
+
+
 async def raw(where: Path | tuple[str, int], sent: bytes) -> bytes:
     """What the server answers to these bytes, until it closes."""
 
     def talk() -> bytes:
-        with connect(where) if isinstance(where, Path) else socket.create_connection(where, timeout=20) as peer:
+        with knock(where) as peer:
             peer.sendall(sent)
             received = b""
             while part := peer.recv(65_536):
@@ -162,6 +178,23 @@ async def test_unknown_paths_and_methods_are_answered_in_the_shape_of_their_api(
         method = await fetch(made.unix, "DELETE", "/v1/control/status")
         assert (method.status, method.json["error"]["code"]) == (405, "method_not_allowed")
         assert "GET" in method.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "in `/v1`"),
+        ("/v1/v1/messages", "leave `/v1` out"),
+        ("/v1/responses", "`/v1/chat/completions`"),
+        ("/api/chat", "`/v1/chat/completions`"),
+        ("/v1/embeddings", ""),
+    ],
+)
+async def test_a_client_with_a_wrong_address_is_told_the_right_one(tmp_path: Path, path: str, hint: str) -> None:
+    async with doors(tmp_path) as made:
+        answer = await fetch(made.tcp, "POST", path, {})
+        assert answer.status == 404
+        assert hint in (answer.json["error"]["hint"] or "")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:1234", "[::1]:80"])
@@ -210,14 +243,15 @@ async def test_the_key_is_asked_for_on_tcp_only(tmp_path: Path) -> None:
         assert (await fetch(made.tcp, "GET", "/health")).status == 200
 
 
-async def test_a_body_that_is_too_long_is_refused_announced_or_not(tmp_path: Path) -> None:
+@both_doors
+async def test_a_body_that_is_too_long_is_refused_announced_or_not(tmp_path: Path, door: str) -> None:
     async with doors(tmp_path) as made:
-        assert (await fetch(made.unix, "POST", "/v1/models", b"x" * 1_000)).json == {"bytes": 1_000}
-        announced = await fetch(made.unix, "POST", "/v1/models", b"x" * 1_001)
+        assert (await fetch(made.door(door), "POST", "/v1/models", b"x" * 1_000)).json == {"bytes": 1_000}
+        announced = await fetch(made.door(door), "POST", "/v1/models", b"x" * 1_001)
         assert (announced.status, announced.json["error"]["code"]) == (413, "body_too_large")
         chunked = await raw(
-            made.unix,
-            b"POST /v1/models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            made.door(door),
+            b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             + b"400\r\n"
             + b"x" * 1024
             + b"\r\n",
@@ -226,39 +260,46 @@ async def test_a_body_that_is_too_long_is_refused_announced_or_not(tmp_path: Pat
         assert made.events == []
 
 
-async def test_what_is_not_http_gets_a_json_400_and_the_connection_is_closed(tmp_path: Path) -> None:
+@both_doors
+async def test_what_is_not_http_gets_a_json_400_and_the_connection_is_closed(tmp_path: Path, door: str) -> None:
     async with doors(tmp_path) as made:
-        answer = await raw(made.unix, b"\x16\x03\x01 hello\r\n\r\n")
+        answer = await raw(made.door(door), b"\x16\x03\x01 hello\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400")
         assert json.loads(body)["error"]["code"] == "invalid_request"
 
 
-async def test_headers_are_bounded(tmp_path: Path) -> None:
+@both_doors
+async def test_headers_are_bounded(tmp_path: Path, door: str) -> None:
     async with doors(tmp_path) as made:
-        answer = await raw(made.unix, b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000)
-        assert answer.startswith(b"HTTP/1.1 400")
-        assert (await fetch(made.unix, "GET", "/health")).status == 200
+        begun = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: " + b"x" * 40_000
+        for sent in (begun, begun + b"\r\n\r\n", begun.replace(b"/health", b"/health?" + b"x" * 40_000) + b"\r\n\r\n"):
+            assert (await raw(made.door(door), sent)).startswith(b"HTTP/1.1 400")
+        assert (await fetch(made.door(door), "GET", "/health")).status == 200
 
 
+@both_doors
 @pytest.mark.parametrize("path", [b"/v1/models", b"/v1/control/wait", b"/v1/control/nothing"])
-async def test_a_body_that_is_not_http_gets_one_400_and_one_short_line_in_the_log(tmp_path: Path, path: bytes) -> None:
+async def test_a_body_that_is_not_http_gets_one_400_and_one_short_line_in_the_log(
+    tmp_path: Path, path: bytes, door: str
+) -> None:
     async with doors(tmp_path) as made:
-        head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        answer = await raw(made.unix, head + b"zzz\r\n")
+        head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await raw(made.door(door), head + b"zzz\r\n")
         assert answer.startswith(b"HTTP/1.1 400")
         assert answer.count(b"HTTP/1.1") == 1
-        assert (await fetch(made.unix, "GET", "/health")).status == 200
+        assert (await fetch(made.door(door), "GET", "/health")).status == 200
     assert len(made.events) in (1, 2)  # the server's word, and the application's where it was reading
     assert all(event.event is EventName.API_ERROR for event in made.events)
     assert not any("traceback" in event.fields for event in made.events)
 
 
-async def test_a_client_that_goes_away_in_its_body_is_a_line_without_frames(tmp_path: Path) -> None:
+@both_doors
+async def test_a_client_that_goes_away_in_its_body_is_a_line_without_frames(tmp_path: Path, door: str) -> None:
     async with doors(tmp_path) as made:
-        peer = await asyncio.to_thread(connect, made.unix)
-        peer.sendall(b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{}")
-        assert (await fetch(made.unix, "GET", "/health")).status == 200
+        peer = await asyncio.to_thread(knock, made.door(door))
+        peer.sendall(b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{}")
+        assert (await fetch(made.door(door), "GET", "/health")).status == 200
         peer.close()
     (event,) = made.events
     assert event.fields == {"method": "POST", "path": "/v1/models", "message": "the client went away"}
@@ -273,23 +314,24 @@ async def test_a_web_socket_is_refused_plainly_and_nothing_is_advised(tmp_path: 
     assert made.events == []
 
 
+@both_doors
 @pytest.mark.parametrize(
     "sent",
     [
         b"",
         b"GET /health HTTP/1.1\r\nHo",
-        b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{}",
-        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea",
+        b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{}",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea",
     ],
     ids=["nothing", "half a header", "half a body", "half a second header"],
 )
-async def test_a_client_that_does_not_go_on_is_cut_off(tmp_path: Path, sent: bytes) -> None:
+async def test_a_client_that_does_not_go_on_is_cut_off(tmp_path: Path, sent: bytes, door: str) -> None:
     async with doors(tmp_path, read_timeout_s=0.05) as made:
         try:
-            answer = await raw(made.unix, sent)
+            answer = await raw(made.door(door), sent)
         except ConnectionResetError:
             answer = b""
-        assert answer.count(b"HTTP/1.1 200") == sent.count(b"Host: x\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 200") == sent.count(b"Host: localhost\r\n\r\n")
 
 
 async def test_a_client_that_waits_for_its_answer_is_not_cut_off(tmp_path: Path) -> None:
@@ -304,6 +346,19 @@ async def test_a_client_that_waits_for_its_answer_is_not_cut_off(tmp_path: Path)
         waiting.close()
         async with asyncio.timeout(20):
             await made.closed.wait()
+
+
+async def test_a_client_that_reads_slowly_gets_the_end_of_its_answer(tmp_path: Path) -> None:
+    async with doors(tmp_path, read_timeout_s=0.05) as made:
+        reading = await asyncio.to_thread(connect, made.unix)
+        with reading:
+            reading.sendall(b"GET /v1/control/long HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await asyncio.to_thread(reading.recv, 12) == b"HTTP/1.1 200"
+            for _ in range(2):  # connections that were opened later have been cut off by then
+                with contextlib.suppress(ConnectionResetError):
+                    assert await raw(made.unix, b"") == b""
+            rest = await asyncio.to_thread(_read, reading, 4_000_001)
+        assert len(rest) > 4_000_000  # with its header
 
 
 async def test_one_connection_too_many_is_told_to_come_back_and_the_other_door_stays_open(tmp_path: Path) -> None:
@@ -354,6 +409,14 @@ async def test_a_reader_that_stands_still_holds_up_neither_the_others_nor_the_en
     assert made.events == []
 
 
+async def test_a_reader_that_stands_still_for_too_long_is_cut_off(tmp_path: Path) -> None:
+    async with doors(tmp_path, write_timeout_s=0.05) as made:
+        peer = await asyncio.to_thread(_start_reading, made.unix)  # and reads no further
+        async with asyncio.timeout(20):
+            await made.closed.wait()
+        peer.close()
+
+
 async def test_work_for_a_whole_answer_is_cancelled_when_the_client_goes_away(tmp_path: Path) -> None:
     async with doors(tmp_path) as made:
         peer = await asyncio.to_thread(connect, made.unix)
@@ -372,6 +435,13 @@ async def test_another_users_process_is_cut_off_without_an_answer(
         with pytest.raises((ConnectionError, OSError)):
             await fetch(made.unix, "GET", "/health")
         assert (await fetch(made.tcp, "GET", "/health")).status == 200
+
+
+def _read(peer: socket.socket, least_bytes: int) -> bytes:
+    received = b""
+    while len(received) < least_bytes and (part := peer.recv(65_536)):
+        received += part
+    return received
 
 
 def _start_reading(path: Path) -> socket.socket:

@@ -89,6 +89,14 @@ def test_a_template_that_fails_is_the_requests_fault(make: Callable[..., ChatCod
         make(template).encode_chat(HELLO)
 
 
+def test_a_template_that_quotes_a_message_is_not_repeated(make: Callable[..., ChatCodec]) -> None:
+    with pytest.raises(InvalidRequest, match="quote one of them") as refused:
+        make("{{ raise_exception('no ' + messages[0].content) }}").encode_chat(
+            [{"role": "user", "content": "a secret"}]
+        )
+    assert "secret" not in refused.value.message
+
+
 def test_a_template_without_reasoning_has_plain_replies(make: Callable[..., ChatCodec]) -> None:
     codec = make()
     assert codec.reply_format(codec.encode_chat(HELLO), with_tools=False).is_plain

@@ -53,6 +53,9 @@ class RecordedBackend:
     def device_cap(self) -> tuple[int, str] | None:
         return None
 
+    def wired_limit_bytes(self) -> int | None:
+        return None
+
 
 @dataclass
 class RecordedMlx:
@@ -84,6 +87,7 @@ def gauges(backend: RecordedBackend, mlx: RecordedMlx, now: list[float], base: i
 def test_the_wired_limit_of_metal_wins_over_what_the_driver_recommends() -> None:
     assert MetalBackend(lambda: M2_64GB, lambda: 0).device_cap() == (51_539_607_552, "metal")
     assert MetalBackend(lambda: M2_64GB, lambda: 57_344).device_cap() == (57_344 * MIB, "metal")
+    assert MetalBackend(lambda: M2_64GB, lambda: 57_344).wired_limit_bytes() == 57_344 * MIB
 
 
 def test_a_device_that_says_nothing_has_no_cap() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from omlxd.core.manifest import Restore
 from omlxd.daemon.app import StopOrder
 from omlxd.daemon.home import Home
+from omlxd.daemon.keep_awake import SleepAssertion
 from omlxd.daemon.lifecycle import DaemonConfig, Ended, Ready, serve
 from omlxd.engine.protocol import MIB
 from tests.fakes.engine import FakeEngine
@@ -117,6 +118,7 @@ async def running(
     max_memory: str | None = None,
     restore: Restore | None = None,
     restarted: bool = False,
+    assertion: SleepAssertion | None = None,
     wait_ready: bool = True,
 ) -> AsyncIterator[RunningDaemon]:
     """A daemon with its home in `folder`; stopped at the end unless it has ended already."""
@@ -127,7 +129,7 @@ async def running(
     engine = engine or FakeEngine("thread")
     stop, told = StopOrder(), asyncio.get_running_loop().create_future()
     config = DaemonConfig(home, max_memory=max_memory, restore=restore, restarted=restarted)
-    task = asyncio.create_task(serve(config, engine=engine, on_ready=told.set_result, stop=stop))
+    task = asyncio.create_task(serve(config, engine=engine, on_ready=told.set_result, assertion=assertion, stop=stop))
     await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S)
     if task.done():
         await task

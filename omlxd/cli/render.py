@@ -326,7 +326,7 @@ def _request_state(request: Mapping[str, Any]) -> str:
 
 
 def _flags(model: Mapping[str, Any]) -> str:
-    return "pinned" if model["pinned"] else NOTHING
+    return "removed" if model.get("removed") else "pinned" if model["pinned"] else NOTHING
 
 
 def _size(size_bytes: int | None) -> str:

@@ -106,7 +106,7 @@ def _state(fixture: Fixture) -> None:
     assert world.cli("limit", "8G").returncode == 0
     world.control("POST", "models/chat/load")
     learned = world.control("GET", "models")["models"][0]["weights_bytes"]
-    while str(learned) not in (text := (world.home / "state.toml").read_text()) or 'loaded = [\n    "chat",' not in text:
+    while not all(word in (world.home / "state.toml").read_text() for word in (str(learned), "loaded = [")):
         pass  # written in the background; the test's own timeout ends this
 
 

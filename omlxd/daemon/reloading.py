@@ -95,6 +95,7 @@ class Reloader:
         self._daemon, self._path, self._parts = daemon, path, parts
         self._one_at_a_time = asyncio.Lock()
         self._signalled = False
+        self._reloads: set[asyncio.Task[Reloaded]] = set()
         self._loads: set[asyncio.Task[None]] = set()
         self._succession = Succession(daemon.pool, lambda: daemon.manifest.daemon.drain_timeout_s)
 
@@ -107,21 +108,18 @@ class Reloader:
     async def reload(self) -> Reloaded:
         """Read, check, apply; what has to wait for requests goes on by itself (`settled`).
 
+        Cancelling the call does not stop it half-way.
+
         Raises:
             ManifestInvalid: it has problems, all of them listed; nothing was changed.
             DoesNotFit: its pinned models would be larger than its limit; nothing was changed.
             NotPermitted: it may not be read.
             ShuttingDown: the daemon is about to end.
         """
-        async with self._one_at_a_time:
-            try:
-                return await self._reload()
-            except OmlxError as error:
-                if isinstance(error, ManifestInvalid | DoesNotFit):
-                    error.hint = "correct the file, then `omlxd reload`; until then what was in force goes on"
-                fields = {"manifest": str(self._path), "error": error.to_json()}
-                self._daemon.bus.emit(Event(EventName.MANIFEST_REJECTED, EventLevel.ERROR, fields=fields))
-                raise
+        task = asyncio.create_task(self._in_turn(), name="omlxd-reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
 
     async def settled(self) -> None:
         """Return when removed models are gone, changed ones loaded again, and new pins and preloads were tried."""
@@ -131,11 +129,27 @@ class Reloader:
 
     async def stop(self) -> None:
         """End what still goes on."""
-        loads = tuple(self._loads)
-        for task in loads:
+        tasks = (*self._reloads, *self._loads)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*loads, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._succession.stop()
+
+    def _ended(self, task: asyncio.Task[Reloaded]) -> None:
+        self._reloads.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was told as an event; perhaps nobody else asks
+
+    async def _in_turn(self) -> Reloaded:
+        async with self._one_at_a_time:
+            try:
+                return await self._reload()
+            except OmlxError as error:
+                if isinstance(error, ManifestInvalid | DoesNotFit):
+                    error.hint = "correct the file, then `omlxd reload`; until then what was in force goes on"
+                fields = {"manifest": str(self._path), "error": error.to_json()}
+                self._daemon.bus.emit(Event(EventName.MANIFEST_REJECTED, EventLevel.ERROR, fields=fields))
+                raise
 
     async def _reload(self) -> Reloaded:
         self._require_going_on()

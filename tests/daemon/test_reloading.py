@@ -238,6 +238,20 @@ async def test_reloads_at_once_end_with_what_was_written_last(tmp_path: Path) ->
         assert context == 103
 
 
+async def test_a_client_that_goes_away_does_not_stop_it_half_way(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        changing = Changing(daemon, tmp_path)
+        changing.write({"chat": {"mib": 40, "preload": True}})
+        _, writer = await asyncio.open_unix_connection(daemon.home.socket)
+        writer.write(b"POST /v1/control/reload HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            while await daemon.states() != {"chat": "loaded"}:
+                pass
+        assert len(changing.told("manifest_reloaded")) == 1
+
+
 async def test_while_it_drains_nothing_is_reloaded(tmp_path: Path) -> None:
     engine = FakeEngine("thread", answer_tokens=None, context_length=10**9, step_s=0.002)
     async with running(tmp_path, TWO, engine=engine) as daemon:

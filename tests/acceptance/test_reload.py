@@ -14,7 +14,7 @@ from tests.fakes.wire import ask
 
 pytestmark = pytest.mark.mlx
 
-TOKENS = 400
+TOKENS = 200
 
 
 def written(daemon: Daemon, **models: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_th
         stream.until(has_text)
         restarted = daemon.restart()
         assert restarted.returncode == 0, restarted.stderr
-        assert restarted.stderr == f"omlxd stopped (pid {first})\n"
+        assert restarted.stderr.endswith(f"omlxd stopped (pid {first})\n")
         assert "limit 2.00 GiB" in restarted.stdout
         assert not errors_in(list(stream))
     daemon.kill()  # in the middle of loading them again

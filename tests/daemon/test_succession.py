@@ -13,6 +13,7 @@ import pytest
 from omlxd.core.errors import LoadCancelled, UnknownModel
 from omlxd.core.events import EventName
 from omlxd.core.manifest import ModelSettings
+from omlxd.daemon.refusals import aborted
 from omlxd.daemon.succession import Succession
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, until, until_decoding
@@ -194,6 +195,24 @@ async def test_a_changed_model_whose_new_files_cannot_be_loaded_keeps_its_old_we
         generation = scene.pool.generate("chat", prompt="hi", max_tokens=3)
         await generation.wait_ended(100)
         assert generation.error is None
+        scene.folders.sizes["nowhere"] = 10
+        await scene.pool.unload("chat")
+        await scene.pool.load("chat")
+        assert scene.folders_loaded[-1] == "/models/nowhere", "with the next load at the latest"
+
+
+@on_virtual_time
+async def test_an_answer_that_was_parked_goes_on_with_the_weights_it_began_with() -> None:
+    async with changing("chat", "new", answer_tokens=10**6, step_s=0.01) as scene:
+        generation = scene.pool.generate("chat", prompt="hi", max_tokens=1000)
+        await until_decoding(generation)
+        scene.manifest(chat="new")
+        async with scene.pool.lock:
+            await scene.pool.evict("chat", aborted("chat", "its memory is needed"))
+        await generation.wait_ended(1000)
+        await scene.settled()
+        assert (generation.error, generation.generated_tokens, generation.parks) == (None, 1000, 1)
+        assert scene.folders_loaded == ["/models/chat", "/models/chat", "/models/new"]
 
 
 @on_virtual_time

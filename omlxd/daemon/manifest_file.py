@@ -66,6 +66,17 @@ def parse_manifest(text: str, path: str | Path) -> Manifest:
     return _manifest(document, path)
 
 
+def placed(problems: Iterable[str], path: str | Path) -> list[str]:
+    """Problems that were found later, each `key.path: ...`, with the lines that their keys have in this file."""
+    try:
+        text = _text_of(Path(path))
+    except OmlxError:  # it has gone away meanwhile
+        text = ""
+    lines = {dotted(location): line for location, line in _lines_of_keys(text).items()}
+    keys = ((problem, problem.partition(": ")[0]) for problem in problems)
+    return [f"{problem} (line {lines[key]})" if key in lines else problem for problem, key in keys]
+
+
 @dataclass(frozen=True)
 class ModelReport:
     """What `check` finds out about one model of the manifest, without loading it.

@@ -23,7 +23,7 @@ from omlxd.daemon.files import until_quiet
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.limit_change import LimitChange, put_in_force
 from omlxd.daemon.log import EventLog
-from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.manifest_file import placed, read_manifest
 from omlxd.daemon.pinning import require_room_for
 from omlxd.daemon.refusals import shutting_down
 from omlxd.daemon.starting import enforcer_settings, load_these, pin_problems, recall
@@ -181,7 +181,7 @@ class Reloader:
         if problems:
             raise ManifestInvalid(
                 f"the manifest `{self._path}` cannot be used on this machine",
-                problems=problems,
+                problems=placed(problems, self._path),
             )
         before = {entry.name for entry in daemon.pool.entries.values() if entry.pinned and not entry.removed}
         before_bytes = daemon.enforcer.limits.soft_bytes

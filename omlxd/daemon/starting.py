@@ -21,6 +21,7 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.flags import Flags
 from omlxd.daemon.home import Home
 from omlxd.daemon.machine import find_machine
+from omlxd.daemon.manifest_file import placed
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of
 from omlxd.daemon.pool import EnginePool
@@ -143,7 +144,7 @@ def enforcer_settings(
             raise
         raise ManifestInvalid(
             f"the limits in `{manifest.path}` contradict each other or this machine",
-            problems=[f"daemon.hard_limit: {error.message}"],
+            problems=placed([f"daemon.hard_limit: {error.message}"], manifest.path),
             hint=error.hint,
         ) from None
 
@@ -174,7 +175,7 @@ async def _check_pins(daemon: Daemon) -> None:
     if problems := await pin_problems(daemon, [entry for entry in pinned if entry.settings.pin], soft_bytes):
         raise ManifestInvalid(
             f"the manifest `{daemon.manifest.path}` pins more than the limit holds",
-            problems=problems,
+            problems=placed(problems, daemon.manifest.path),
             hint="raise `daemon.max_memory` or remove `pin`",
         )
     for entry in pinned:

@@ -190,8 +190,8 @@ async def test_what_needs_a_restart_is_named_each_time_and_left_as_it_is(tmp_pat
     [
         ({"chat": {"mib": 40, "tttl": "1m"}}, {}, 422, "models.chat.tttl: unknown key; did you mean `ttl`? (line 14)"),
         (TWO, {"max_memory": "3x"}, 422, "daemon.max_memory: "),
-        (TWO, {"hard_limit": "100000G"}, 422, "daemon.hard_limit: "),
-        ({"chat": {"mib": 150, "pin": True}}, {}, 422, "models.chat.pin: pinned, and its weights (150 MiB) are over"),
+        (TWO, {"hard_limit": "100000G"}, 422, "(line 3)"),
+        ({"chat": {"mib": 150, "pin": True}}, {}, 422, "are over the soft limit 100 MiB (line 14)"),
         ({"chat": {"mib": 60, "pin": True}, "small": {"mib": 60, "pin": True}}, {}, 507, "pinned weights of 120 MiB"),
     ],
 )

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 from pathlib import Path
-from typing import Final
 
 from omlxd.core.errors import NotPermitted, OmlxError, StartFailed
 
 HOME_HINT = "name another home with `--home` or `OMLXD_HOME`"
-QUIET_S: Final = 0.1
-LONGEST_WAIT_S: Final = 2.0
 
 
 def open_regular(path: Path, flags: int) -> int:
@@ -44,20 +40,6 @@ def require_regular(path: Path) -> None:
         raise _in_the_way(path)
 
 
-async def until_quiet(path: Path, *, quiet_s: float = QUIET_S, longest_s: float = LONGEST_WAIT_S) -> None:
-    """Return when nothing about the file has changed for `quiet_s`, or after `longest_s` all the same.
-
-    An editor that empties a file and then writes it would otherwise be caught in between.
-    """
-    loop = asyncio.get_running_loop()
-    ends_s, seen = loop.time() + longest_s, await asyncio.to_thread(_stamp, path)
-    while loop.time() < ends_s:
-        await asyncio.sleep(quiet_s)
-        before, seen = seen, await asyncio.to_thread(_stamp, path)
-        if seen == before:
-            return
-
-
 def make_directory(path: Path) -> None:
     """Make the directory, private, with those above it; one that is there is left as it is.
 
@@ -79,14 +61,6 @@ def cannot_write(error: OSError, path: Path) -> OmlxError:
     if isinstance(error, PermissionError):
         return NotPermitted(message, hint=HOME_HINT)
     return StartFailed(message, hint=HOME_HINT)
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _in_the_way(path: Path) -> StartFailed:

@@ -19,12 +19,12 @@ from omlxd.daemon.api_key import api_key_of
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.enforcer import EnforcerSettings
 from omlxd.daemon.entry import EnginePoolEntry
-from omlxd.daemon.files import until_quiet
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.limit_change import LimitChange, put_in_force
 from omlxd.daemon.log import EventLog
 from omlxd.daemon.manifest_file import placed, read_manifest
 from omlxd.daemon.pinning import require_room_for
+from omlxd.daemon.quiet_file import until_quiet
 from omlxd.daemon.refusals import shutting_down
 from omlxd.daemon.starting import enforcer_settings, load_these, pin_problems, recall
 from omlxd.daemon.state_file import SavedState

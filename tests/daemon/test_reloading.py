@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omlxd.daemon.files import until_quiet
+from omlxd.daemon.quiet_file import until_quiet
 from omlxd.daemon.state_file import StateFile
 from omlxd.engine.protocol import MIB
 from tests.fakes.daemon import RunningDaemon, manifest, running

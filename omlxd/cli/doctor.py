@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import typer
@@ -16,7 +17,7 @@ from omlxd.cli.invocation import home_of
 from omlxd.cli.options import Json, ManifestFile
 from omlxd.cli.process import StartOptions
 from omlxd.cli.service_spec import host_of
-from omlxd.core.checkup import Finding, Health, judge_running, warning, well, wrong
+from omlxd.core.checkup import Finding, Health, judge_running, judge_service, warning, well, wrong
 from omlxd.core.errors import OmlxError
 from omlxd.core.states import SCHEMA
 from omlxd.daemon.home import Home, find_home
@@ -33,11 +34,13 @@ def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = F
     from omlxd.daemon.checkup import check_home, check_installation, check_manifest  # pydantic, psutil: only here
 
     home = home_of(context)
-    installation, machine = check_installation()
-    of_manifest, settings = check_manifest(StartOptions(manifest=manifest).path(home), machine)
     holder = holder_of(home.lock)
+    daemon, its_manifest = _daemon(home, holder)
+    installation, machine = check_installation()
+    path = its_manifest if manifest is None and its_manifest is not None else StartOptions(manifest).path(home)
+    of_manifest, settings = check_manifest(path, machine)
     of_home = check_home(home, settings, running=holder is not None, pid=holder.pid if holder else None)
-    found = [*installation, *of_manifest, *of_home, _daemon(home, holder), _service(home)]
+    found = [*installation, *of_manifest, *of_home, daemon, _service(home, holder)]
     is_well = all(finding.health is not Health.WRONG for finding in found)
     if json:
         output.data_json({"schema": SCHEMA, "ok": is_well, "checks": [finding.to_json() for finding in found]})
@@ -47,22 +50,22 @@ def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = F
         raise typer.Exit(1)
 
 
-def _daemon(home: Home, holder: Holder | None) -> Finding:
-    """Whether whoever holds the lock answers, and gets on."""
+def _daemon(home: Home, holder: Holder | None) -> tuple[Finding, Path | None]:
+    """Whether whoever holds the lock answers, and gets on; and the manifest it was started with."""
     if holder is None:
-        return well("daemon", "not running")
+        return well("daemon", "not running"), None
     try:
         status = Client(home.socket).get("/v1/control/status", timeout_s=ANSWER_TIMEOUT_S)
-        return judge_running(
-            str(status["version"]), __version__, str(status["state"]), str(status["enforcer"]["level"])
-        )
+        version, state, level = str(status["version"]), str(status["state"]), str(status["enforcer"]["level"])
+        return judge_running(version, __version__, state, level), Path(str(status["manifest"]))
     except OmlxError as error:
-        return wrong("daemon", f"pid {holder.pid} holds the lock, but {error.message}", error.hint or "`omlxd restart`")
+        found = f"pid {holder.pid} holds the lock, but {error.message}"
+        return wrong("daemon", found, error.hint or "`omlxd restart`"), None
     except (KeyError, TypeError):
-        return wrong("daemon", "what answers at the socket is no omlxd", "`omlxd restart`")
+        return wrong("daemon", "what answers at the socket is no omlxd", "`omlxd restart`"), None
 
 
-def _service(home: Home) -> Finding:
+def _service(home: Home, holder: Holder | None) -> Finding:
     name = service_name(home.root, find_home(None, {}).root)
     try:
         host = host_of(system=False)
@@ -72,11 +75,16 @@ def _service(home: Home) -> Finding:
         view = host.view(name)
     except OmlxError as error:
         return warning("service", error.message, error.hint or "`omlxd service status`")
-    if view.state is ServiceState.FAILED:
-        return wrong("service", f"{host.kind} says that it failed (status {view.last_exit})", "`omlxd service start`")
-    if not view.enabled:
-        return warning("service", "installed, and not started at login", "`omlxd service install`")
-    return well("service", f"{host.kind}: {view.state.value}{', its file was edited' if file.edited else ''}")
+    program = host.program(file.text)
+    return judge_service(
+        host.kind,
+        view.state.value,
+        enabled=view.enabled,
+        edited=file.edited,
+        last_exit=view.last_exit,
+        missing=None if program is None or program.exists() else str(program),
+        other=holder.pid if holder is not None and view.state is not ServiceState.RUNNING else None,
+    )
 
 
 def _draw(found: Sequence[Finding]) -> None:

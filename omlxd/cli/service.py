@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,16 +13,15 @@ from omlxd.cli.daemon import ready_line
 from omlxd.cli.holder import holder_of
 from omlxd.cli.invocation import home_of
 from omlxd.cli.options import Json, ManifestFile
-from omlxd.cli.process import POLL_S, READY_TIMEOUT_S
 from omlxd.cli.service_spec import host_of, spec_of
-from omlxd.core.errors import AlreadyRunning, DaemonNotRunning, InvalidRequest, StartFailed, Unreachable
+from omlxd.cli.supervised import Service
+from omlxd.core.errors import AlreadyRunning, InvalidRequest
 from omlxd.core.states import SCHEMA
 from omlxd.daemon.home import Home, find_home
 from omlxd.service.host import ServiceHost, ServiceState, ServiceView
 from omlxd.service.install import ServiceFile, read_service_file, remove_service_file, write_service_file
 from omlxd.service.spec import service_name
 
-_GIVEN_UP_LOOKS: Final = 5
 _PRIVATE: Final = 0o600
 _FOR_ROOT: Final = 0o644
 
@@ -92,8 +90,8 @@ def start(context: typer.Context, system: System = False) -> None:
             hint="`omlxd stop` ends it, then `omlxd service start`",
             details={"pid": holder.pid, "home": str(home.root)},
         )
-    host.start(name)
-    output.data(_until_ready(host, home, name))
+    found = Service(host, home).start()
+    output.data(ready_line({"pid": found["pid"]}, Client(home.socket)))
 
 
 @service.command()
@@ -144,31 +142,6 @@ def _there(context: typer.Context, system: bool) -> tuple[ServiceHost, ServiceFi
 def _require_installed(file: ServiceFile) -> None:
     if file.text is None:
         raise InvalidRequest("the service is not installed", hint="`omlxd service install`")
-
-
-def _until_ready(host: ServiceHost, home: Home, name: str) -> str:
-    """Wait until the daemon answers; one that is seen to be gone again and again is not waited for."""
-    deadline_s, gone = time.monotonic() + READY_TIMEOUT_S, 0
-    client = Client(home.socket)
-    while time.monotonic() < deadline_s and gone < _GIVEN_UP_LOOKS:
-        try:
-            found = client.get("/v1/control/status", timeout_s=2.0)
-            return ready_line({"pid": found["pid"]}, client)
-        except (DaemonNotRunning, Unreachable):
-            pass
-        except KeyError:
-            raise StartFailed("what answers at the socket is no omlxd", hint=f"look at `{home.socket}`") from None
-        gone = gone + 1 if host.view(name).state in (ServiceState.FAILED, ServiceState.STOPPED) else 0
-        time.sleep(POLL_S)
-    raise StartFailed(
-        f"the service did not become ready ({host.view(name).state.value})", hint=_where_to_look(host, home)
-    )
-
-
-def _where_to_look(host: ServiceHost, home: Home) -> str:
-    if host.kind == "launchd":
-        return f"`omlxd check`; what the process wrote is in `{home.daemon_err}`"
-    return f"`omlxd check`; `journalctl --user -u {_name(home)} -n 20` shows what the process wrote"
 
 
 def _as_json(host: ServiceHost, name: str, file: ServiceFile, view: ServiceView) -> dict[str, Any]:

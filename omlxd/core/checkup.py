@@ -179,6 +179,34 @@ def judge_clock(now_s: float, last_written_s: float) -> Finding:
     return well("clock", "plausible")
 
 
+def judge_service(
+    kind: str, state: str, *, enabled: bool, edited: bool, last_exit: int | None, missing: str | None, other: int | None
+) -> Finding:
+    """Whether the service can run the daemon, and does so.
+
+    Args:
+        kind: `launchd` or `systemd`.
+        state: as they call it.
+        enabled: whether it starts at login.
+        edited: whether its file is not as we wrote it.
+        last_exit: how it ended, if it did.
+        missing: the program in its file, when that does not exist.
+        other: the pid of a daemon that runs without it.
+    """
+    if missing is not None:
+        return wrong(
+            "service", f"it starts `{missing}`, which does not exist", "`omlxd service install` with this omlxd"
+        )
+    if state == "failed":
+        return wrong("service", f"{kind} says that it failed (status {last_exit})", "`omlxd service start`")
+    if not enabled:
+        return warning("service", "installed, and not started at login", "`omlxd service install`")
+    if other is not None:
+        found = f"{kind}: {state}, and a daemon that is no service runs (pid {other})"
+        return warning("service", found, "`omlxd stop`, then `omlxd service start`")
+    return well("service", f"{kind}: {state}{', its file was edited' if edited else ''}")
+
+
 def judge_running(version: str, own_version: str, state: str, level: str) -> Finding:
     """Whether the daemon that runs is the one that is installed, and gets on."""
     if version != own_version:

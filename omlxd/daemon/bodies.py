@@ -15,6 +15,7 @@ from omlxd.core.wording import nearest, shown
 
 _LONG_BODY_BYTES = 64 * 1024  # above it parsing would hold up the loop for milliseconds
 _MOST_PROBLEMS = 20
+_TOO_MANY_PROBLEMS = 1000  # a body can be wrong a million times, and to list that would take a minute
 
 
 class Body(BaseModel):
@@ -106,6 +107,10 @@ def parse_body(content: bytes, kind: type[AnyBody]) -> AnyBody:
     try:
         return kind.model_validate_json(content or b"{}")
     except ValidationError as invalid:
+        if (count := invalid.error_count()) > _TOO_MANY_PROBLEMS:
+            raise InvalidRequest(
+                f"the body has {count} problems", hint="`/openapi.json` says what it may hold"
+            ) from None
         problems = invalid.errors(include_url=False, include_context=True, include_input=False)
     if problems[0]["type"] == "json_invalid":
         reason = str(problems[0].get("ctx", {}).get("error", "it cannot be parsed"))
@@ -174,7 +179,7 @@ def _hint(problems: Sequence[Any], kind: type[Body]) -> str | None:
     unknown = [str(each["loc"][0]) for each in problems if each["type"] == "extra_forbidden" and len(each["loc"]) == 1]
     if not unknown:
         return None
-    for name in unknown:
+    for name in unknown[:_MOST_PROBLEMS]:
         if near := nearest(name, kind.model_fields):
             return f"did you mean `{near}`?"
     return (

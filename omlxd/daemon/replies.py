@@ -79,7 +79,10 @@ class Reply:
 
     async def end(self) -> list[Piece]:
         """The last pieces, once nothing more will come."""
-        return [] if self._splitter is None else await self._pieces(self._splitter.finish())
+        if self._splitter is None:
+            return []
+        pieces = await self._pieces(self._splitter.finish())
+        return pieces if self.calls or not self._blank else [*pieces, Chunk(self._blank, 0)]
 
     def _begin(self, codec: TextCodec) -> None:
         self._codec = codec

@@ -61,6 +61,10 @@ class ServiceHost(Protocol):
         """What its file says; pure but for the version of the host."""
         ...
 
+    def program(self, text: str) -> Path | None:
+        """What a file of ours starts; None when it does not say so as we do."""
+        ...
+
     def enable(self, name: str) -> None:
         """The file was written: have it started at each login (or boot) from now on, but not now. Idempotent."""
         ...

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omlxd.core.errors import OmlxError
 from omlxd.service.host import Ran, Run, ServiceState, ServiceView, refused
-from omlxd.service.launchd import label, plist_text, view_of
+from omlxd.service.launchd import label, plist_text, program_of, view_of
 from omlxd.service.spec import ServiceSpec
 
 _PAUSE_S = 0.2
@@ -46,6 +46,9 @@ class Launchctl:
 
     def text(self, spec: ServiceSpec) -> str:
         return plist_text(spec)
+
+    def program(self, text: str) -> Path | None:
+        return program_of(text)
 
     def enable(self, name: str) -> None:
         self._must("enable", self._target(name))  # undoes a `launchctl disable`; the file alone does the rest

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import plistlib
 import re
+from pathlib import Path
 from typing import Any
+from xml.parsers.expat import ExpatError
 
 from omlxd.service.host import ServiceState, ServiceView
 from omlxd.service.seal import sealed
@@ -41,6 +43,14 @@ def plist_text(spec: ServiceSpec) -> str:
         job["UserName"] = spec.user
     text = plistlib.dumps(job, sort_keys=False).decode()
     return sealed(text, at_line=2, opening="<!-- ", closing=" -->")  # below the XML and document type lines
+
+
+def program_of(text: str) -> Path | None:
+    """What a property list starts; None when it is none, or does not say."""
+    try:
+        return Path(plistlib.loads(text.encode())["ProgramArguments"][0])
+    except (plistlib.InvalidFileException, ExpatError, AttributeError, LookupError, TypeError, ValueError):
+        return None
 
 
 def view_of(printed: str) -> ServiceView:

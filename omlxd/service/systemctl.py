@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omlxd.service.host import Ran, Run, ServiceView, refused
 from omlxd.service.spec import ServiceSpec
-from omlxd.service.systemd import SHOWN, unit_name, unit_text, version_of, view_of
+from omlxd.service.systemd import SHOWN, program_of, unit_name, unit_text, version_of, view_of
 
 _NO_MANAGER = "it needs a login session; `loginctl enable-linger` gives you one that is always there"
 
@@ -33,6 +33,9 @@ class Systemctl:
 
     def text(self, spec: ServiceSpec) -> str:
         return unit_text(spec, self._version)
+
+    def program(self, text: str) -> Path | None:
+        return program_of(text)
 
     def enable(self, name: str) -> None:
         self._must("daemon-reload")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from omlxd.core.errors import InvalidRequest
 from omlxd.service.host import ServiceState, ServiceView
@@ -67,6 +68,12 @@ def unit_text(spec: ServiceSpec, systemd_version: int) -> str:
         "WantedBy=default.target",
     ]
     return sealed("\n".join(lines) + "\n", at_line=0, opening="# ")
+
+
+def program_of(text: str) -> Path | None:
+    """What a unit starts; None when it does not say so as `unit_text` writes it."""
+    found = re.search(r'^ExecStart="((?:[^"\\]|\\.)+)"', text, re.MULTILINE)
+    return Path(re.sub(r"\\(.)", r"\1", found[1]).replace("%%", "%")) if found else None
 
 
 def view_of(shown: str) -> ServiceView:

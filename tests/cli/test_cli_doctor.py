@@ -25,9 +25,9 @@ def whole(home: Path, tmp_path: Path) -> Path:
     return home
 
 
-def examined(omlxd: Omlxd, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def examined(omlxd: Omlxd, *arguments: str, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit status, and the findings by check; of several of one check the last."""
-    done = omlxd("doctor", "--json", **variables)
+    done = omlxd("doctor", "--json", *arguments, **variables)
     body = json.loads(done.stdout)
     assert body["ok"] == (done.returncode == 0)
     return done.returncode, {finding["check"]: finding for finding in body["checks"]}
@@ -119,6 +119,16 @@ def test_each_line_that_is_not_well_ends_with_what_to_do(omlxd: Omlxd, whole: Pa
     assert lines["files"].endswith("left over: `state.toml.new`; look at them and remove them")
 
 
+def test_of_a_daemon_that_runs_its_own_manifest_is_looked_at(omlxd: Omlxd, whole: Path, fake: FakeDaemon) -> None:
+    (whole / "omlxd.sock").chmod(0o600)
+    with (whole / "omlxd.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _, found = examined(omlxd)
+        assert "/home/me/.omlxd/omlxd.toml" in found["manifest"]["found"]
+        _, found = examined(omlxd, "--manifest", str(whole / "omlxd.toml"))
+        assert found["manifest"]["found"] == str(whole / "omlxd.toml")
+
+
 def test_a_socket_that_a_killed_daemon_left_is_no_fault(omlxd: Omlxd, whole: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(whole / "omlxd.sock"))
@@ -138,9 +148,9 @@ def test_the_daemon_that_holds_the_lock_is_asked(omlxd: Omlxd, whole: Path, fake
     (whole / "omlxd.sock").chmod(0o600)
     with (whole / "omlxd.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        status, found = examined(omlxd)
+        status, found = examined(omlxd, "--manifest", str(whole / "omlxd.toml"))
         assert (status, found["daemon"]["health"]) == (0, "ok")
         assert found["daemon"]["found"].startswith("omlxd 0.1.0, ")
         fake.close()
-        status, found = examined(omlxd)
+        status, found = examined(omlxd, "--manifest", str(whole / "omlxd.toml"))
         assert (status, found["daemon"]["health"]) == (1, "wrong")

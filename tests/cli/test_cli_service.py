@@ -103,6 +103,18 @@ def test_installing_twice_changes_nothing_and_an_edit_is_kept(machine: Machine) 
     assert "(edited)" in machine.service("status").stdout
 
 
+def test_the_doctor_sees_a_service_that_cannot_start(machine: Machine) -> None:
+    machine.service("install")
+    assert "✓ service " in machine.call("doctor").stdout
+    unit = machine.unit
+    unit.write_text(unit.read_text().replace(sys.executable, "/opt/gone/bin/python"))
+    done = machine.call("doctor")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if " service " in line]
+    assert line.startswith("✗ service ")
+    assert "it starts `/opt/gone/bin/python`, which does not exist; `omlxd service install`" in line
+
+
 def test_what_the_daemon_needs_of_the_environment_goes_along_and_secrets_only_when_asked_for(machine: Machine) -> None:
     shell = {"HF_HOME": "/models of mine", "OMLXD_API_KEY": "secret", "OTHER": "x"}
     lines = machine.service("show", "--env", "A=1 2", **shell).stdout.splitlines()

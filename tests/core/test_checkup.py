@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from omlxd.core.checkup import (
     judge_logs,
     judge_promised,
     judge_running,
+    judge_service,
     judge_stale,
     judge_version,
     wired_limit_command,
@@ -29,6 +31,11 @@ from omlxd.core.limits import GIB, Machine, resolve_limits
 
 OK, WARNING, WRONG = Health.OK, Health.WARNING, Health.WRONG
 NOW_S = 1_800_000_000.0
+
+
+def serviced(state: str = "running", **seen: Any) -> Finding:
+    plain = {"enabled": True, "edited": False, "last_exit": None, "missing": None, "other": None}
+    return judge_service("systemd", state, **(plain | seen))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,13 @@ NOW_S = 1_800_000_000.0
         (judge_clock(NOW_S, NOW_S + 60), OK),
         (judge_clock(NOW_S, NOW_S + 3600), WARNING),
         (judge_clock(EARLIEST_S - 1.0, 0.0), WRONG),
+        (serviced(), OK),
+        (serviced(edited=True), OK),
+        (serviced("stopped"), OK),
+        (serviced("failed", last_exit=78), WRONG),
+        (serviced(enabled=False), WARNING),
+        (serviced(missing="/opt/old/bin/python"), WRONG),
+        (serviced("stopped", other=4711), WARNING),
         (judge_running("1.0", "1.0", "ready", "ok"), OK),
         (judge_running("0.9", "1.0", "ready", "ok"), WARNING),
         (judge_running("1.0", "1.0", "ready", "exhausted"), WARNING),

@@ -74,6 +74,12 @@ async def test_line_breaks_before_a_call_are_no_content_and_others_are(tmp_path:
             assert await said(daemon, {"tools": TOOLS, "stream": stream}) == ("One.\n\nTwo.", "tool_calls")
 
 
+async def test_line_breaks_at_the_end_of_an_answer_are_content(tmp_path: Path) -> None:
+    async with running(tmp_path, MODELS, engine=saying("One.\n", "\n")) as daemon:
+        for stream in (False, True):
+            assert await said(daemon, {"tools": TOOLS, "stream": stream}) == ("One.\n\n", "stop")
+
+
 async def test_the_openai_stream_helper_puts_the_call_together(tmp_path: Path) -> None:
     async with running(tmp_path, MODELS, engine=saying(*cut(CALL))) as daemon, client(daemon) as api:
         async with api.chat.completions.stream(model="chat", messages=HELLO, tools=TOOLS) as stream:

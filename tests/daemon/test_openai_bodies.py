@@ -178,3 +178,10 @@ def test_an_answer_can_be_sent_back_as_clients_keep_it() -> None:
     message = chat(messages=[*HELLO, said]).messages[1].for_template()
     called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}
     assert message == {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]}
+
+
+def test_a_body_that_is_wrong_thousands_of_times_is_not_gone_through() -> None:
+    with pytest.raises(InvalidRequest, match="5000 problems") as refused:
+        chat(**{f"field{number}": 1 for number in range(5000)})
+    assert "`/openapi.json`" in str(refused.value.hint)
+    assert len(json.dumps(refused.value.to_json())) < 300

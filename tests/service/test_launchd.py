@@ -13,7 +13,7 @@ import pytest
 from omlxd.core.errors import InvalidRequest, OmlxError
 from omlxd.service.host import Ran, ServiceState, ServiceView
 from omlxd.service.launchctl import Launchctl
-from omlxd.service.launchd import plist_text, view_of
+from omlxd.service.launchd import plist_text, program_of, view_of
 from omlxd.service.seal import is_unedited
 from tests.service.specs import AWKWARD, PLAIN
 
@@ -31,6 +31,18 @@ def test_words_and_variables_arrive_as_they_are() -> None:
     assert job["ProgramArguments"] == [*AWKWARD.command, "--supervisor", "launchd"]
     assert job["EnvironmentVariables"] == AWKWARD.environment
     assert job["StandardErrorPath"] == str(AWKWARD.error_file)
+
+
+def test_the_program_of_a_property_list_is_read_back_as_it_was_written() -> None:
+    for spec in (PLAIN, AWKWARD):
+        assert program_of(plist_text(spec)) == Path(spec.command[0])
+    for text in (
+        "",
+        "<plist>",
+        "<plist version='1.0'><dict/></plist>",
+        "<plist version='1.0'><string>a</string></plist>",
+    ):
+        assert program_of(text) is None
 
 
 def test_it_comes_back_after_a_crash_and_not_after_an_end_that_was_asked_for() -> None:

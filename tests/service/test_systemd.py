@@ -14,7 +14,7 @@ from omlxd.core.errors import InvalidRequest
 from omlxd.service.host import ServiceState, ServiceView
 from omlxd.service.seal import is_unedited
 from omlxd.service.spec import ServiceSpec, service_name
-from omlxd.service.systemd import unit_text, version_of, view_of
+from omlxd.service.systemd import program_of, unit_text, version_of, view_of
 from tests.service.specs import AWKWARD, PLAIN
 
 
@@ -30,6 +30,13 @@ def test_words_are_quoted_and_mean_nothing_to_systemd() -> None:
     ) in lines
     assert 'Environment="WORDS=two words, 50%% of \\"them\\", $HOME and \\\\"' in lines
     assert 'Environment="EMPTY="' in lines
+
+
+def test_the_program_of_a_unit_is_read_back_as_it_was_written() -> None:
+    odd = replace(PLAIN, command=('/opt/a "b" 100% \\ü/python', "-m", "omlxd.daemon"))
+    for spec in (PLAIN, AWKWARD, odd):
+        assert program_of(unit_text(spec, 252)) == Path(spec.command[0])
+    assert program_of("[Service]\nExecStart=/bin/true\n") is None
 
 
 def test_a_program_that_systemd_cannot_name_is_refused() -> None:

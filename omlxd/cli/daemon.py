@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,13 +19,17 @@ from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
 from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
-from omlxd.core.errors import DaemonNotRunning, ManifestInvalid, NotPermitted, OmlxError, Unreachable
+from omlxd.core.errors import DaemonNotRunning, InvalidRequest, ManifestInvalid, NotPermitted, OmlxError, Unreachable
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.core.units import format_bytes
 from omlxd.daemon.home import Home
 
+if TYPE_CHECKING:
+    from omlxd.cli.supervised import Service
+
 END_TIMEOUT_S: Final = 30.0
+STOP: Final = "/v1/control/stop"
 
 MaxMemory = Annotated[
     str | None, typer.Option("--max-memory", metavar="SIZE", help="Memory limit: 8G, 8GB, 75%, bytes, `auto` or 0.")
@@ -71,26 +75,51 @@ def restart(
     now: Now = False,
 ) -> None:
     """Stop the daemon if it runs, and start it again: with its options, pins and limits, and what it had loaded."""
+    from omlxd.cli.supervised import (
+        service_that_runs,
+    )  # it asks launchd or systemd, whom no other command of here needs
+
     home, client = home_of(context), client_of(context)
     options = replace(_checked(max_memory, hard_limit, manifest, policy, restore), restarted=True)
+    service = None
     try:
-        _check_manifest(home, client, options)
-        stopped = _stop(home, client, now=now)
+        status = _status(client)
+        _check_manifest(home, options.over(status))
+        service = service_that_runs(home, status.get("pid"))
+        if service is not None:
+            _require_no_options(service, options)
+        stopped = _stop(home, client, now=now, restart=True)
         options = options.over(stopped.options)
         output.note(f"omlxd stopped (pid {stopped.pid})")
     except DaemonNotRunning:
         output.note("the daemon was not running")
-    _start(home, options)
+    if service is None:
+        _start(home, options)
+    else:
+        output.data(ready_line(service.start(), client))
 
 
-def _check_manifest(home: Home, client: Client, options: StartOptions) -> None:
-    """Look at the manifest before anything is stopped for it; raises DaemonNotRunning, ManifestInvalid."""
+def _status(client: Client) -> Mapping[str, Any]:
+    """What the daemon says of itself; nothing when it does not answer, and is ended all the same."""
+    try:
+        return client.get("/v1/control/status")
+    except Unreachable:
+        return {}
+
+
+def _require_no_options(service: Service, options: StartOptions) -> None:
+    """A service is started with the options that its file has."""
+    if options != StartOptions(restarted=True):
+        raise InvalidRequest(
+            f"{service.host.kind} runs this daemon as `{service.name}`, and starts it with the options of its service",
+            hint="put them into the manifest; or `omlxd stop`, then `omlxd start` with these options",
+        )
+
+
+def _check_manifest(home: Home, options: StartOptions) -> None:
+    """Look at the manifest before anything is stopped for it; raises ManifestInvalid."""
     from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms that no other command of here needs
 
-    try:
-        options = options.over({"manifest": client.get("/v1/control/status")["manifest"]})
-    except (Unreachable, KeyError):
-        pass  # it does not answer and will be ended all the same
     try:
         read_manifest(options.path(home))
     except ManifestInvalid as error:
@@ -139,10 +168,10 @@ class Stopped:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _stop(home: Home, client: Client, *, now: bool) -> Stopped:
+def _stop(home: Home, client: Client, *, now: bool, restart: bool = False) -> Stopped:
     options: Mapping[str, Any] = {}
     try:
-        answer = client.call("POST", "/v1/control/stop", {"now": now})
+        answer = _ask_to_stop(client, now=now, restart=restart)
         pid, options = int(answer["pid"]), answer.get("options", {})
     except Unreachable as error:
         holder = holder_of(home.lock)
@@ -157,6 +186,16 @@ def _stop(home: Home, client: Client, *, now: bool) -> Stopped:
     if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
         raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
     return Stopped(pid, options)
+
+
+def _ask_to_stop(client: Client, *, now: bool, restart: bool) -> dict[str, Any]:
+    body = {"now": now}
+    if restart:
+        try:
+            return client.call("POST", STOP, {**body, "restart": True})
+        except InvalidRequest:
+            pass  # a daemon from before an upgrade, which does not know the word
+    return client.call("POST", STOP, body)
 
 
 def _signal(pid: int, *, now: bool) -> None:

@@ -5,6 +5,7 @@ An event that has no sentence of its own is shown by its keys. Numbers that only
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -34,16 +35,16 @@ def _stopped(record: Record) -> str:
 
 
 def _reloaded(record: Record) -> str:
-    count = len(changes) if isinstance(changes := record.get("changes"), list) else None
-    said = ", ".join(change_words(each) for each in changes or () if isinstance(each, Mapping))
-    return f"{named(record.get('manifest'))} is in force: " + (said if count else "nothing has changed in it")
+    changes = listed if isinstance(listed := record.get("changes"), list) else []
+    said = ", ".join(change_words(each) for each in changes if isinstance(each, Mapping))
+    return f"{named(record.get('manifest'))} is in force: {said or 'nothing has changed in it'}"
 
 
 def change_words(change: Record) -> str:
     """`daemon.max_memory 8G → 6G`, `models.big removed`, with when it takes effect if that is not now."""
     key, before, after = one_line(change.get("key")), change.get("before"), change.get("after")
     when = _EFFECTS.get(one_line(change.get("effect")), "")
-    if key.count(".") == 1 and key.startswith("models.") and (before is None) is not (after is None):
+    if re.fullmatch(r'models\.(?:[^".]+|"[^"]+")', key) and (before is None) is not (after is None):
         return f"{key} {'added' if before is None else 'removed'}{when}"
     told = [one_line(value) if value is not None else "none" for value in (before, after)]
     return f"{key} {' → '.join(told)}{when}"

@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
 
 class StopOrder:
-    """Who wants the daemon to end; `now` is set by the second who asks, or by who cannot wait."""
+    """Who wants the daemon to end; `now` is set by the second who asks, or by who cannot wait.
+
+    `to_restart` says that its successor is to go on with what it had loaded.
+    """
 
     def __init__(self) -> None:
         self.wanted = asyncio.Event()
         self.now = asyncio.Event()
+        self.to_restart = False
 
     def ask(self, *, now: bool = False) -> None:
         """Begin to drain; asked again, or with `now`, end at once."""

@@ -61,6 +61,7 @@ class StopBody(Body):
     """POST stop."""
 
     now: bool = False
+    restart: bool = False
 
 
 class NoBody(Body):

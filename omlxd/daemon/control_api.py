@@ -146,6 +146,7 @@ class _ControlApi:
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, StopBody)
         daemon = self._daemon
+        daemon.stop.to_restart = daemon.stop.to_restart or body.restart
         daemon.stop.ask(now=body.now)
         options = {"manifest": daemon.manifest.path, **daemon.flags.to_json()}
         return _answer(state="draining", pid=os.getpid(), options=options)

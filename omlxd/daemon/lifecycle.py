@@ -34,7 +34,7 @@ from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.reloading import Parts, Reloader
-from omlxd.daemon.restoring import note_what_is_loaded
+from omlxd.daemon.restoring import note_the_end, note_what_is_loaded
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.signals import Hangup, signals_to, stacks_on_request
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
@@ -175,8 +175,7 @@ async def _run(
             was_ready = daemon.state is DaemonState.READY
             await _drain(daemon)
             await daemon.end_background()
-            if was_ready:
-                await note_what_is_loaded(daemon)
+            await note_the_end(daemon, was_ready=was_ready)
             await reloader.stop()
             # The pool ends before the server does: what still waits gets its one error over an open connection.
             engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S if daemon.stop.now.is_set() else ENGINE_CLOSE_S)

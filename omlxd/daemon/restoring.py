@@ -27,17 +27,26 @@ def keep_what_is_loaded(daemon: Daemon) -> None:
 
 
 async def note_what_is_loaded(daemon: Daemon, newest: str | None = None) -> None:
-    """Write down which models are loaded: `newest`, then those that were used last."""
+    """Write down which models are loaded: `newest`, then those that were used last; and that nobody restarts."""
     loaded = [entry for entry in daemon.pool.entries.values() if entry.loaded and not entry.removed]
     loaded.sort(key=lambda entry: (entry.name != newest, -(entry.last_used or 0.0)))
     names = tuple(entry.name for entry in loaded)
-    await daemon.state_file.change(lambda state: replace(state, loaded=names))
+    await daemon.state_file.change(lambda state: replace(state, loaded=names, restart=False))
+
+
+async def note_the_end(daemon: Daemon, *, was_ready: bool) -> None:
+    """Leave word for the successor; before all models were tried, the word that was found is the right one."""
+    if was_ready:
+        await note_what_is_loaded(daemon)
+    if daemon.stop.to_restart:
+        await daemon.state_file.change(lambda state: replace(state, restart=True))
 
 
 def wanted_first(daemon: Daemon) -> list[EnginePoolEntry]:
     """What the start loads: the manifest's pins and preloads, and what the policy of restoring adds."""
     entries, flags = daemon.pool.entries, daemon.flags
-    restore = Restore.chosen(flags.restore, daemon.manifest.daemon.restore, restarted=flags.restarted)
+    restarted = flags.restarted or daemon.state_file.state.restart
+    restore = Restore.chosen(flags.restore, daemon.manifest.daemon.restore, restarted=restarted)
     wanted = [
         entry
         for entry in entries.values()

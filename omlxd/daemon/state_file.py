@@ -53,12 +53,20 @@ class LearnedSizes:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """All that outlives the process; `loaded` are the models in memory, the one that was used last first."""
+    """All that outlives the process.
+
+    Attributes:
+        limit, pins: what was set at run time.
+        learned: by model, what it was measured to take.
+        loaded: the models in memory, the one that was used last first.
+        restart: the daemon ended for a successor that is to load them again.
+    """
 
     limit: SavedLimit | None = None
     pins: Mapping[str, SavedPin] = field(default_factory=dict)
     learned: Mapping[str, LearnedSizes] = field(default_factory=dict)
     loaded: tuple[str, ...] = ()
+    restart: bool = False
 
     def max_memory(self, manifest_max_memory: str) -> str | None:
         """The limit set at run time, while the manifest still says what it said then."""
@@ -179,6 +187,7 @@ def parse_state(text: str) -> SavedState:
                 for name, sizes in _table(document, "learned").items()
             },
             loaded=_names(document.get("loaded", [])),
+            restart=document.get("restart") is True,
         )
     except (KeyError, AttributeError) as error:
         raise ValueError(f"{error} is missing or no table") from None
@@ -190,6 +199,8 @@ def render_state(state: SavedState) -> str:
     if state.limit is not None:
         limit = state.limit
         document["limit"] = {"max_memory": limit.max_memory, "manifest_max_memory": limit.manifest_max_memory}
+    if state.restart:
+        document["restart"] = True
     if state.loaded:
         document["loaded"] = list(state.loaded)
     if state.pins:

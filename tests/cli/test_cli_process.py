@@ -17,11 +17,11 @@ import pytest
 from omlxd.cli import process
 from omlxd.cli.holder import is_held
 from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
-from omlxd.core.errors import AlreadyRunning, ManifestInvalid, StartFailed
+from omlxd.core.errors import AlreadyRunning, InvalidRequest, ManifestInvalid, StartFailed
 from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.fake_daemon import FakeDaemon, as_error, as_json
 
 GONE = 2**22 + 1  # above every pid that Linux gives out, and macOS too
 
@@ -168,6 +168,21 @@ def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeD
     done = omlxd("stop", "--now")
     assert (done.returncode, done.stdout) == (0, "omlxd stopped (pid 4194305)\n")
     assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
+
+
+def test_a_restart_ends_a_daemon_that_is_older_than_the_command(omlxd: Omlxd, home: Path, fake: FakeDaemon) -> None:
+    (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
+    (home / "omlxd.lock").mkdir()  # the start that follows fails, and this test has no daemon to end
+
+    unknown = as_error(InvalidRequest("`restart`: is not a field that omlxd understands"))
+    stopped = as_json({"state": "draining", "pid": GONE})
+    fake.routes["POST /v1/control/stop"] = lambda body: (unknown if "restart" in body else stopped)(body)
+    done = omlxd("restart", "--now", "--manifest", str(home / "omlxd.toml"))
+    assert done.stderr.startswith(f"omlxd stopped (pid {GONE})\nerror: ")
+    assert [body for _, path, body in fake.seen if path.endswith("/stop")] == [
+        {"now": True, "restart": True},
+        {"now": True},
+    ]
 
 
 def test_restart_without_a_manifest_has_already_said_that_nothing_ran(omlxd: Omlxd) -> None:

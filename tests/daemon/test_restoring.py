@@ -98,6 +98,16 @@ async def test_an_end_in_the_middle_of_restoring_loses_none(tmp_path: Path) -> N
         assert await loaded(daemon) == ["chat", "other", "pre", "small"]
 
 
+async def test_a_stop_for_a_restart_is_known_to_the_next_start_and_to_no_later_one(tmp_path: Path) -> None:
+    async with running(tmp_path, MODELS) as daemon:
+        await daemon.control("POST", "models/chat/load")
+        await daemon.control("POST", "stop", {"restart": True})
+        await daemon.ended()
+    for expected in (["chat", "pre"], ["pre"]):
+        async with running(tmp_path, MODELS) as daemon:
+            assert await loaded(daemon) == expected
+
+
 async def test_what_the_start_was_told_is_said_at_the_end_until_somebody_says_otherwise(tmp_path: Path) -> None:
     for limited, expected in ((False, "80M"), (True, None)):
         async with running(tmp_path, MODELS, max_memory="80M") as daemon:

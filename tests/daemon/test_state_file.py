@@ -27,7 +27,7 @@ FULL = SavedState(
     pins={"chat": SavedPin(pinned=True, manifest_pinned=False), "a.b:c": SavedPin(False, True)},
     learned={"chat": LearnedSizes(fingerprint='with "quotes"', weights_bytes=123)},
 )
-LATER = replace(FULL, loaded=("chat", "a.b:c"))
+LATER = replace(FULL, loaded=("chat", "a.b:c"), restart=True)
 # The first file format ever written: it has to stay readable.
 OLD_FILE = """\
 schema = 1

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from tests.bench.report import Judged, Row, Target, against
 from tests.bench.scratch import CHECKOUT, Scratch
-from tests.bench.servers import Address, our_daemon
+from tests.bench.servers import RunningDaemon, cpu_s, our_daemon
 from tests.bench.streaming import chat
 
 PEER = "bare engine"
@@ -33,10 +34,19 @@ class _Case:
 
 
 CASES = (
-    _Case(50, 1, 128, AT_MOST_3_PERCENT),
-    _Case(50, 8, 64, AT_MOST_3_PERCENT),
+    _Case(50, 1, 64, AT_MOST_3_PERCENT),
+    _Case(50, 8, 32, AT_MOST_3_PERCENT),
     _Case(5, 1, 512, None),  # smaller than any model in use: a token takes 1 ms, and the rest shows most
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round of one side: the speed of all streams together, the processor time of its process, and the texts."""
+
+    tokens_per_s: float
+    cpu_ms_per_token: float
+    texts: list[str]
 
 
 def run(scratch: Scratch) -> Iterator[Row]:
@@ -49,30 +59,39 @@ def run(scratch: Scratch) -> Iterator[Row]:
             ThreadPoolExecutor(case.clients) as pool,
         ):
             daemon.load("chat")
-            ours, peer, same, asked = [], [], 0, 0
+            ours, peer = list[_Round](), list[_Round]()
             for number in range(scratch.rounds(12, 3) + 1):
                 prompts = [f"{number}.{client}: {PROMPT}" for client in range(case.clients)]
                 if number % 2:
-                    mine, theirs = _over_http(daemon.api, prompts, case, pool), _ask(bare, prompts, case)
+                    mine, theirs = _over_http(daemon, prompts, case, pool), _ask(bare, prompts, case)
                 else:
-                    theirs, mine = _ask(bare, prompts, case), _over_http(daemon.api, prompts, case, pool)
+                    theirs, mine = _ask(bare, prompts, case), _over_http(daemon, prompts, case, pool)
                 if number:  # the first round warms up
-                    ours.append(mine["tokens_per_s"])
-                    peer.append(theirs["tokens_per_s"])
-                    same += sum(map(str.__eq__, mine["texts"], theirs["texts"]))
-                    asked += len(prompts)
-            what = f"tokens/s, {case.megabytes} MB, {case.clients} stream{'s' if case.clients > 1 else ''}"
-            yield against(what, "tok/s", ours, PEER, peer, case.target, f"{same} of {asked} answers have the same text")
+                    ours.append(mine)
+                    peer.append(theirs)
+            yield from _rows(case, ours, peer)
 
 
-def _over_http(address: Address, prompts: Sequence[str], case: _Case, pool: ThreadPoolExecutor) -> dict[str, Any]:
-    asked = [pool.submit(chat, address, "chat", prompt, case.max_tokens) for prompt in prompts]
+def _rows(case: _Case, ours: Sequence[_Round], peer: Sequence[_Round]) -> Iterator[Row]:
+    what = f"{case.megabytes} MB, {case.clients} stream{'s' if case.clients > 1 else ''}"
+    same = sum(
+        text == other for a, b in zip(ours, peer, strict=True) for text, other in zip(a.texts, b.texts, strict=True)
+    )
+    note = f"{same} of {len(ours) * case.clients} answers have the same text"
+    speeds = [[each.tokens_per_s for each in rounds] for rounds in (ours, peer)]
+    yield against(f"tokens/s, {what}", "tok/s", speeds[0], PEER, speeds[1], case.target, note)
+    costs = [[each.cpu_ms_per_token for each in rounds] for rounds in (ours, peer)]
+    yield against(f"processor time a token, {what}", "ms", costs[0], PEER, costs[1])
+
+
+def _over_http(daemon: RunningDaemon, prompts: Sequence[str], case: _Case, pool: ThreadPoolExecutor) -> _Round:
+    before_s = cpu_s(daemon.process)
+    asked = [pool.submit(chat, daemon.api, "chat", prompt, case.max_tokens) for prompt in prompts]
     answers = [each.result() for each in asked]
     took_s = max(answer.last_s for answer in answers) - min(answer.sent_s for answer in answers)
-    return {
-        "tokens_per_s": sum(answer.tokens for answer in answers) / took_s,
-        "texts": [answer.text for answer in answers],
-    }
+    tokens = sum(answer.tokens for answer in answers)
+    cpu_ms = 1000 * (cpu_s(daemon.process) - before_s)
+    return _Round(tokens / took_s, cpu_ms / tokens, [answer.text for answer in answers])
 
 
 @contextmanager
@@ -86,9 +105,13 @@ def _bare_engine(model: Path) -> Iterator[subprocess.Popen[str]]:
             child.stdin.close()  # its end
 
 
-def _ask(child: subprocess.Popen[str], prompts: Sequence[str], case: _Case) -> dict[str, Any]:
+def _ask(child: subprocess.Popen[str], prompts: Sequence[str], case: _Case) -> _Round:
     assert child.stdin is not None
     assert child.stdout is not None
+    process = psutil.Process(child.pid)
+    before_s = cpu_s(process)
     child.stdin.write(json.dumps({"prompts": list(prompts), "max_tokens": case.max_tokens}) + "\n")
     child.stdin.flush()
-    return dict(json.loads(child.stdout.readline()))
+    told = json.loads(child.stdout.readline())
+    cpu_ms = 1000 * (cpu_s(process) - before_s)
+    return _Round(told["tokens_per_s"], cpu_ms / (len(prompts) * case.max_tokens), told["texts"])

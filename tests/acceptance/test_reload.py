@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.harness import CHAT, Daemon, chat_body, errors_in, has_text, manifest, text_of
+from tests.acceptance.harness import CHAT, Daemon, chat_body, errors_in, has_text, in_thread, manifest, text_of
 from tests.fakes.wire import ask
 
 pytestmark = pytest.mark.mlx
 
-TOKENS = 200
+TOKENS = 150
 
 
 def written(daemon: Daemon, **models: Path) -> None:
@@ -87,11 +87,14 @@ def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_th
 
     with daemon.chat_stream("chat", "Go on.", max_tokens=TOKENS) as stream:
         stream.until(has_text)
-        restarted = daemon.restart()
-        assert restarted.returncode == 0, restarted.stderr
-        assert restarted.stderr.endswith(f"omlxd stopped (pid {first})\n")
-        assert "limit 2.00 GiB" in restarted.stdout
-        assert not errors_in(list(stream))
+        restarting = in_thread(daemon.restart)
+        frames = list(stream)
+    assert frames[-1] == "[DONE]"
+    assert not errors_in(frames)
+    restarted = restarting.result()
+    assert restarted.returncode == 0, restarted.stderr
+    assert restarted.stderr.endswith(f"omlxd stopped (pid {first})\n")
+    assert "limit 2.00 GiB" in restarted.stdout
     daemon.kill()  # in the middle of loading them again
     assert daemon.start("--restore", "loaded").returncode == 0
     daemon.until_event("daemon_ready")

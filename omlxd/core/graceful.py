@@ -8,12 +8,12 @@ hard limit, when the alternative is that the process dies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nsmallest
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from omlxd.core.case import MAX_CANDIDATES, Case, Rung, lru_key
+from omlxd.core.case import MAX_CANDIDATES, Case, Rung, lru_key, lru_order
 from omlxd.core.choice import necessary
 from omlxd.core.decision import AbortRequests, Decision, Outcome, Park, Unload
 from omlxd.core.rungs import (
@@ -28,7 +28,7 @@ from omlxd.core.rungs import (
     victims_of,
     within_limit,
 )
-from omlxd.core.snapshot import Candidate, EntrySnapshot
+from omlxd.core.snapshot import Candidate, EntrySnapshot, RequestSnapshot
 from omlxd.core.units import format_bytes
 
 PARKED_ENOUGH: Final = 3
@@ -39,9 +39,10 @@ def unload_waiting(case: Case) -> Decision | None:
     """Rung 4b: a model whose requests all wait or are parked; they survive, and load it again when it fits."""
     if len(case.loaded) < 2:
         return None
-    waiting = sorted((each for each in case.loaded if not each.running and _only_waited_for(each)), key=lru_key)
+    waiting = [each for each in case.loaded if each.waiting and not each.running and _only_waited_for(each)]
     if not waiting:
         return None
+    waiting.sort(key=lru_key)
     chosen = victims_of(case, waiting, case.short_bytes) or waiting[: len(case.loaded) - 1]
     victim = chosen[0]
     count = "its request waits" if victim.waiting == 1 else f"its {victim.waiting} requests wait"
@@ -109,7 +110,7 @@ def abort_over_hard(case: Case) -> Decision | None:
 
 def report(case: Case) -> Decision:
     """Rung 7, R9: nothing is left to do; say why."""
-    order = nsmallest(MAX_CANDIDATES, case.loaded, key=lru_key)
+    order = lru_order(case.loaded)[:MAX_CANDIDATES]
     candidates = tuple(
         Candidate(entry.name, False, _why_kept(entry), entry.weights_bytes, entry.last_used_s) for entry in order
     )
@@ -153,20 +154,29 @@ class _Stay(NamedTuple):
     frees_bytes: int
 
 
+_ORDER, _ID = itemgetter(0), itemgetter(1)
 _AGE = itemgetter(0, 1)
 """Older is smaller; a tie goes by name."""
 
 
 def _running(loaded: Sequence[EntrySnapshot]) -> list[_Stay]:
     """All requests that the engine has, the oldest first."""
-    running = list[_Stay]()
-    for entry in loaded:
-        unknown_bytes = _unknown_bytes(entry) if entry.kv_bytes else 0
-        for each in entry.requests:
-            frees_bytes = each.frees_bytes or unknown_bytes
-            running.append(_Stay(each.order, each.request, entry, each.parks, frees_bytes))
-    running.sort(key=_AGE)
+    running = [
+        _Stay(request.order, request.request, entry, request.parks, request.frees_bytes)
+        for entry in loaded
+        for request in _promised(entry)
+    ]
+    running.sort(key=_ID)
+    running.sort(key=_ORDER)  # stable, and twice as fast as by both at once
     return running
+
+
+def _promised(entry: EntrySnapshot) -> Sequence[RequestSnapshot]:
+    """Its requests; when nothing is promised for any, since nobody knows what they take, each frees its share."""
+    unknown_bytes = _unknown_bytes(entry) if entry.kv_bytes else 0
+    if not unknown_bytes:
+        return entry.requests
+    return [replace(request, frees_bytes=unknown_bytes) for request in entry.requests]
 
 
 def _unknown_bytes(entry: EntrySnapshot) -> int:

@@ -118,12 +118,14 @@ class ApiSettings:
         api_key: the bearer key that TCP clients must send; never shown.
         api_key_file: the file that holds it instead, absolute.
         allow_origins: web pages of these origins may use the API from a browser.
+        max_keep_alive_s: seconds that a request may want its model kept at most; None for the model's own `ttl`.
     """
 
     listen: str = "127.0.0.1:8321"
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | None = None
     allow_origins: tuple[str, ...] = ()
+    max_keep_alive_s: float | None = None
 
     @property
     def address(self) -> ListenAddress | None:

@@ -72,6 +72,9 @@ listen = "127.0.0.1:8321"
 # Web pages of these origins may use it from a browser; of other hosts none may.
 #allow_origins = []
 
+# The longest a request's `keep_alive` may keep its model beyond the model's `ttl`; without it the `ttl` is the most.
+#max_keep_alive = "1h"
+
 # One table for each model. Its name is what you type: `omlxd run chat "Hello"`.
 #
 # [models.chat]

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from omlxd.core.errors import OmlxError
+from omlxd.daemon.answer_forms import settle
 from omlxd.daemon.anthropic_answers import Message, event
 from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.app import Daemon
@@ -44,11 +45,12 @@ class _AnthropicApi:
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "top_k": body.top_k or 0,
             "stop": tuple(body.stop_sequences or ()),
+            "form": await settle(body.form, "output_config.format.schema", body.tool_fields),
         }
         generation = self._daemon.pool.generate(
             body.model, messages=body.for_template, tools=body.offered_tools, thinking=body.thinks, **options
         )
-        reply = Reply(generation, tools=body.offered_tools)
+        reply = Reply(generation, tools=body.offered_tools, one_call=body.form.one_call)
         return await (self._stream(request, reply) if body.stream else self._whole(request, reply))
 
     async def count_tokens(self, request: Request) -> Response:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
-from omlxd.daemon.bodies import Body, told_by
+from omlxd.core.answer_form import AnswerForm
+from omlxd.daemon.bodies import Body, problem_of, told_by
 from omlxd.daemon.wish import MAX_STOPS
 
 
@@ -148,10 +150,15 @@ class ToolOffer(Body):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     input_schema: dict[str, Any]
-    strict: Literal[False] | None = None
+    strict: bool | None = None
     eager_input_streaming: bool | None = None  # a call comes whole anyway
     defer_loading: Literal[False] | None = None
     cache_control: CacheControl | None = None
+
+    def for_form(self) -> dict[str, Any]:
+        """The tool as forms of answers take it."""
+        offered = self.for_template()
+        return {**offered, "function": {**offered["function"], "strict": bool(self.strict)}}
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates take it."""
@@ -160,10 +167,36 @@ class ToolOffer(Body):
 
 
 class ToolChoice(Body):
-    """Whether the model may call tools; it cannot be forced to."""
+    """Whether the model may call tools or has to, and which one."""
 
-    type: Literal["auto", "none"]
-    disable_parallel_tool_use: Literal[False] | None = None
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> ToolChoice:
+        if (self.type == "tool") is not (self.name is not None):
+            raise problem_of("name", "belongs to the type `tool`, which needs it")
+        return self
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is nothing but calls."""
+        return self.type in ("any", "tool")
+
+
+class JsonFormat(Body):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    """How the answer is written, and how much effort to spend on it, of which there is no such thing here."""
+
+    format: JsonFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Thinking(Body):
@@ -187,12 +220,6 @@ class ContextManagement(Body):
     edits: list[ClearThinking] | None = None
 
 
-class OutputConfig(Body):
-    """How much effort to spend on the answer; there is no such thing here."""
-
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-
-
 class Metadata(Body):
     """A note for whoever keeps records; omlxd keeps none."""
 
@@ -211,6 +238,15 @@ class CountBody(Body):
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
+
+    @model_validator(mode="after")
+    def _tool_to_call(self) -> CountBody:
+        choice, names = self.tool_choice, [tool.name for tool in self.tools or ()]
+        if choice is not None and choice.must_call and not names:
+            raise problem_of("tool_choice", "needs `tools`")
+        if choice is not None and choice.name not in (None, *names):
+            raise problem_of("tool_choice.name", "is not one of `tools`")
+        return self
 
     @property
     def for_template(self) -> list[dict[str, Any]]:
@@ -244,3 +280,23 @@ class MessagesBody(CountBody):
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+
+    @property
+    def form(self) -> AnswerForm:
+        """What the answer is held to."""
+        choice, tools = self.tool_choice or ToolChoice(type="auto"), self.tools or ()
+        named = [tool for tool in tools if choice.type != "none" and choice.name in (None, tool.name)]
+        written = self.output_config.format if self.output_config is not None else None
+        param = "tool_choice" if choice.must_call or choice.disable_parallel_tool_use else "tools"
+        return AnswerForm(
+            schema=None if written is None else json.dumps(written.schema_),
+            tools=tuple(tool.for_form() for tool in named),
+            must_call=choice.must_call,
+            one_call=bool(choice.disable_parallel_tool_use) or choice.type == "tool",
+            param=param if named else "output_config",
+        )
+
+    @property
+    def tool_fields(self) -> dict[str, str]:
+        """By a tool's name: the field that its schema is in."""
+        return {tool.name: f"tools[{at}].input_schema" for at, tool in enumerate(self.tools or ())}

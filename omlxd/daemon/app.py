@@ -17,6 +17,7 @@ from omlxd.core.states import DaemonState, StatusView
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.flags import Flags
+from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.planning import Surroundings, default_backend, limits_in_force, neighbours_of, planner_of
 from omlxd.daemon.pool import EnginePool
@@ -56,6 +57,7 @@ class Daemon:
     enforcer: ProcessMemoryEnforcer
     monitor: MemoryMonitor
     state_file: StateFile
+    history: MemoryHistory
     stop: StopOrder = field(default_factory=StopOrder)
     flags: Flags = field(default_factory=Flags)
     reloader: Reloader | None = None

@@ -160,8 +160,6 @@ UNION_WORDS = {
     "max_memory": "must be a size such as `8G`, a percentage, `auto`, or a number of bytes",
     "prompt": "must be a string, a list of up to 64 strings, or token ids; none of them empty",
     "logit_bias": "must be an object of up to 1024 token ids, each with a number between -100 and 100",
-    "response_format": "must have the type `text`; omlxd cannot hold a model to JSON or to a schema",
-    "tool_choice": "must be `auto` or `none`; omlxd cannot force a model to call a tool",
 }
 """What a field may be, told in one sentence instead of a complaint from each branch of its union."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,14 @@ class LoadReport:
 
     load_s: float
     evicted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How long a request that ended at `since_s` wants its model kept when nobody uses it, in seconds."""
+
+    idle_s: float
+    since_s: float
 
 
 @dataclass(eq=False)
@@ -68,6 +77,7 @@ class EnginePoolEntry:
         unloaded: resolved when the unload in progress has given the memory back.
         unloaded_by: the decision that this unload carries out; None when somebody asked for it.
         used_at_s: when it last had a request or finished loading.
+        kept: the seconds that the last request of this stay in memory wanted it kept, and when; None for its `ttl`.
     """
 
     name: str
@@ -96,6 +106,7 @@ class EnginePoolEntry:
     unloaded: asyncio.Future[None] | None = None
     unloaded_by: str | None = None
     used_at_s: float | None = None
+    kept: Kept | None = None
     _abort_loading: bool = False
 
     @property
@@ -156,6 +167,18 @@ class EnginePoolEntry:
         if self.ticket is None or self.state is not EntryState.LOADING:
             return None
         return self.ticket.done_bytes / max(1, self.ticket.total_bytes)
+
+    @property
+    def idle_limit_s(self) -> float | None:
+        """Seconds without a request after which it is unloaded; None for never."""
+        kept = self.kept
+        if kept is None or self.turn is None or kept.since_s < self.turn.began_s:
+            return self.settings.ttl_s
+        return kept.idle_s if kept.idle_s < math.inf else None
+
+    def keep(self, idle_s: float | None) -> None:
+        """A request has ended that wants it kept so long when nobody uses it; None for its own `ttl`."""
+        self.kept = None if idle_s is None else Kept(idle_s, self.clock())
 
     def inherit(self) -> bool:
         """Become what the manifest says now, unless it is loaded or an answer has begun; True when that was done."""

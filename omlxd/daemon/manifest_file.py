@@ -315,6 +315,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
             api_key=api.api_key,
             api_key_file=api.api_key_file,
             allow_origins=tuple(api.allow_origins),
+            max_keep_alive_s=api.max_keep_alive,
         ),
         models={name: _model(name, table) for name, table in document.models.items()},
         path=str(path),

@@ -170,6 +170,7 @@ class ApiTable(_Table):
     api_key: Annotated[str, PlainValidator(_api_key)] | None = None
     api_key_file: Annotated[str, PlainValidator(_key_file)] | None = None
     allow_origins: list[Annotated[str, PlainValidator(_origin)]] = Field(default_factory=list)
+    max_keep_alive: Annotated[float, _seconds_between(0, MAX_DURATION_S)] | None = None
 
 
 class ModelTable(_Table):

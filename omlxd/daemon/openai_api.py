@@ -12,12 +12,15 @@ from starlette.routing import Route
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.states import ModelView
+from omlxd.daemon.answer_forms import settle
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
 from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error
+from omlxd.daemon.keep_alive import granted_s
 from omlxd.daemon.listening import close_all, hear_pieces, wait_before_stream, waiting_for
 from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
 from omlxd.daemon.openai_bodies import AnswerBody, ChatBody, CompletionBody
+from omlxd.daemon.openai_forms import SCHEMA_FIELD
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Generation
 from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
@@ -26,6 +29,8 @@ from omlxd.engine.protocol import TextCodec
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+PROGRESS_HEADER = "omlxd-progress"
+"""Sent by who would rather have comments about a wait at once than an HTTP status for a prompt that is refused."""
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -60,7 +65,8 @@ class _OpenAiApi:
         messages = [message.for_template() for message in body.messages]
         prompt = {"messages": messages, "tools": body.offered_tools, "thinking": body.thinking}
         generations = await self._start(body, [prompt], body.length)
-        replies = [Reply(generation, tools=body.offered_tools) for generation in generations]
+        one_call = body.form.one_call
+        replies = [Reply(generation, tools=body.offered_tools, one_call=one_call) for generation in generations]
         return await self._answer(request, body, Answer(ChatShape(), replies, body.includes_usage))
 
     async def completions(self, request: Request) -> Response:
@@ -75,17 +81,22 @@ class _OpenAiApi:
         self, body: AnswerBody, prompts: Sequence[Mapping[str, Any]], max_tokens: int | None
     ) -> list[Generation]:
         """A generation for each choice of each prompt; all or none."""
+        form = await settle(body.form, SCHEMA_FIELD, body.tool_fields)
         started: list[Generation] = []
         try:
             for prompt in prompts:
                 for choice in range(body.choices):
                     options = sampling_options(body, choice)
-                    options["max_tokens"] = max_tokens
+                    options |= {"max_tokens": max_tokens, "form": form, "keep_alive_s": self._keep_alive_s(body)}
                     started.append(self._daemon.pool.generate(body.model, **prompt, **options))
         except OmlxError:
             await close_all(started)
             raise
         return started
+
+    def _keep_alive_s(self, body: AnswerBody) -> float | None:
+        pool, api = self._daemon.pool, self._daemon.manifest.api
+        return granted_s(body.idle_s, pool.resolve(body.model).settings.ttl_s, api.max_keep_alive_s)
 
     async def _answer(self, request: Request, body: AnswerBody, answer: Answer) -> Response:
         return await (self._stream(request, answer) if body.stream else self._whole(request, answer))
@@ -112,7 +123,9 @@ class _OpenAiApi:
     async def _stream(self, request: Request, answer: Answer) -> Response:
         """A prompt that is refused gets a real HTTP status; what fails later may have to be a frame of the stream."""
         generations = [reply.generation for reply in answer.replies]
-        heard = await while_connected(request, wait_before_stream(generations))
+        heard = await while_connected(
+            request, wait_before_stream(generations, wants_progress=PROGRESS_HEADER in request.headers)
+        )
         failed = next((each.error for each in generations if each.error and not each.generated_tokens), None)
         if heard is None or failed is not None:
             await close_all(generations)

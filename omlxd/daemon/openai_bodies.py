@@ -6,8 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from omlxd.core.answer_form import AnswerForm
 from omlxd.daemon.bodies import Body, problem_of
-from omlxd.daemon.openai_messages import ChatMessage, Tool
+from omlxd.daemon.keep_alive import KeepAlive
+from omlxd.daemon.openai_forms import (
+    AllowedToolsChoice,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+    answer_form,
+    chosen_names,
+    must_call,
+)
+from omlxd.daemon.openai_messages import ChatMessage
 from omlxd.daemon.wish import MAX_STOPS, MAX_TOP_LOGPROBS
 
 MOST_ANSWERS = 64
@@ -45,6 +56,15 @@ class AnswerBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    keep_alive: KeepAlive | None = None
+    ttl: KeepAlive | None = None
+
+    @model_validator(mode="after")
+    def _one_idle_time(self) -> AnswerBody:
+        if self.keep_alive is not None and self.ttl not in (None, self.keep_alive):
+            raise problem_of("ttl", "differs from `keep_alive`; send one of them")
+        return self
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> AnswerBody:
@@ -68,6 +88,21 @@ class AnswerBody(Body):
         return self.n or 1
 
     @property
+    def idle_s(self) -> float | None:
+        """Seconds that the model is to be kept after this request, infinite for no end; None for its own `ttl`."""
+        return self.ttl if self.keep_alive is None else self.keep_alive
+
+    @property
+    def form(self) -> AnswerForm:
+        """What the answers are held to."""
+        return answer_form(self.response_format, (), None, None)
+
+    @property
+    def tool_fields(self) -> dict[str, str]:
+        """By a tool's name: the field that its parameters are in."""
+        return {}
+
+    @property
     def includes_usage(self) -> bool:
         """Whether the stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -77,12 +112,6 @@ class TemplateOptions(Body):
     """What chat templates can be told beside the messages."""
 
     enable_thinking: bool | None = None
-
-
-class ResponseFormat(Body):
-    """What the answer is written in; omlxd cannot hold a model to JSON."""
-
-    type: Literal["text"]
 
 
 class ChatBody(AnswerBody):
@@ -99,9 +128,11 @@ class ChatBody(AnswerBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
-    response_format: ResponseFormat | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["medium"] | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")
@@ -121,16 +152,46 @@ class ChatBody(AnswerBody):
         """How many likeliest tokens to tell beside each token; None to tell nothing."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @model_validator(mode="after")
+    def _one_way_to_think(self) -> ChatBody:
+        thinking = self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking
+        if None not in (thinking, self.reasoning_effort) and thinking is (self.reasoning_effort == "none"):
+            raise problem_of("reasoning_effort", "contradicts `chat_template_kwargs.enable_thinking`")
+        return self
+
+    @model_validator(mode="after")
+    def _tool_to_call(self) -> ChatBody:
+        if must_call(self.tool_choice) and not self.tools:
+            raise problem_of("tool_choice", "needs `tools`")
+        names = [tool.function.name for tool in self.tools or ()]
+        if not set(chosen_names(self.tool_choice)) <= set(names):
+            raise problem_of("tool_choice", "names a function that is not in `tools`")
+        return self
+
     @property
     def offered_tools(self) -> tuple[dict[str, Any], ...]:
-        """The tools that the model may call, as chat templates take them."""
+        """The tools that the model is told of, as chat templates take them."""
         if self.tool_choice == "none":
             return ()
-        return tuple(tool.model_dump(exclude_none=True) for tool in self.tools or ())
+        allowed = chosen_names(self.tool_choice) if isinstance(self.tool_choice, AllowedToolsChoice) else None
+        tools = self.tools or ()
+        return tuple(tool.for_template() for tool in tools if allowed is None or tool.function.name in allowed)
+
+    @property
+    def tool_fields(self) -> dict[str, str]:
+        """By a tool's name: the field that its parameters are in."""
+        return {tool.function.name: f"tools[{at}].function.parameters" for at, tool in enumerate(self.tools or ())}
+
+    @property
+    def form(self) -> AnswerForm:
+        """What the answers are held to."""
+        return answer_form(self.response_format, self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
     @property
     def thinking(self) -> bool | None:
         """Whether the model is to reason first; None for its template's way."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort != "none"
         return self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs is not None else None
 
     @property
@@ -153,7 +214,14 @@ class CompletionBody(AnswerBody):
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: None = None
+
+    @model_validator(mode="after")
+    def _all_answers(self) -> CompletionBody:
+        if self.best_of not in (None, self.choices):
+            raise problem_of("best_of", "must be `n`: no answers are thrown away")
+        return self
 
     @model_validator(mode="after")
     def _bounded(self) -> CompletionBody:

@@ -140,19 +140,3 @@ ChatMessage = Annotated[
 
 def _named(name: str | None) -> dict[str, Any]:
     return {} if name is None else {"name": name}
-
-
-class OfferedFunction(Body):
-    """A function that the model may call."""
-
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
-
-
-class Tool(Body):
-    """A tool that the model may call."""
-
-    type: Literal["function"]
-    function: OfferedFunction

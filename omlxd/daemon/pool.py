@@ -286,6 +286,9 @@ class EnginePool:
             presence_penalty, frequency_penalty, repetition_penalty, logit_bias: see `Sampling`.
             stop: texts that end the answer and are not part of it, at most 16.
             top_logprobs: tell how likely each token was, and this many likeliest ones; None tells nothing.
+            form: what the answer is held to, whatever the model would rather say; None for nothing.
+            keep_alive_s: seconds that the model is kept when nobody uses it after this request, infinite for no end;
+                None for its own `ttl`.
 
         Raises:
             UnknownModel: no such model.

@@ -44,6 +44,7 @@ class Reply:
     Args:
         generation: whose chunks are added.
         tools: the functions on offer; without any, nothing is a tool call.
+        one_call: nothing counts that comes behind the first call of a tool.
         is_chat: text that continues a prompt is never told apart.
 
     Attributes:
@@ -51,10 +52,12 @@ class Reply:
         is_plain: each chunk is a piece as it is; known with the first one.
     """
 
-    def __init__(self, generation: Generation, *, tools: Tools = (), is_chat: bool = True) -> None:
+    def __init__(
+        self, generation: Generation, *, tools: Tools = (), one_call: bool = False, is_chat: bool = True
+    ) -> None:
         self.generation = generation
         self.calls = 0
-        self._tools = tools
+        self._tools, self._one_call = tools, one_call
         self.is_plain = not is_chat
         self._codec: TextCodec | None = None
         self._splitter: ReplySplitter | None = None
@@ -66,7 +69,8 @@ class Reply:
         reason = self.generation.finish_reason
         if reason is None:
             raise EngineFailed(f"the request to `{self.generation.model}` ended without a reason")
-        return "tool_calls" if self.calls and reason is FinishReason.STOP else reason.value
+        called = self.calls and (self._one_call or reason is FinishReason.STOP)
+        return "tool_calls" if called else reason.value
 
     async def add(self, chunk: Chunk, codec: TextCodec | None) -> list[Piece]:
         """The pieces that are certain with this chunk."""
@@ -93,6 +97,8 @@ class Reply:
     async def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         pieces: list[Piece] = []
         for part in parts:
+            if self._one_call and self.calls:
+                break
             if part.state == REASONING:
                 pieces.append(Reasoning(part.text))
             elif part.state == ANSWER:
@@ -116,7 +122,7 @@ class Reply:
         if not found:  # not a call after all, or cut off in its middle: the client shall see what the model wrote
             return self._said(part.before + part.text + part.after)
         calls: list[Piece] = []
-        for call in found:
+        for call in found[:1] if self._one_call else found:
             calls.append(ToolCall(self.calls, new_call_id(), call.name, call.arguments))
             self.calls += 1
         self._blank = ""

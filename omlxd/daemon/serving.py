@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from omlxd.core.errors import (
@@ -29,6 +30,7 @@ from omlxd.engine.protocol import GenerationOrder, LoadOrder, TextCodec
 if TYPE_CHECKING:
     from omlxd.daemon.load_ticket import OnProgress
     from omlxd.daemon.pool import EnginePool
+    from omlxd.engine.grammars import Constraint
 
 _NOT_READY = {
     EntryState.UNLOADED: "is not loaded",
@@ -56,6 +58,7 @@ class Request:
     tokens: tuple[int, ...] | None = None
     codec: TextCodec | None = None
     told: bool = False
+    constraint: Constraint | None = None
 
     def drop_stale_tokens(self, codec: TextCodec | None) -> None:
         """Forget tokens that another tokenizer made, unless an answer to them has begun."""
@@ -82,7 +85,7 @@ class Serving:
         entry.requests[generation.id] = generation
         task = asyncio.create_task(self._serve(Request(entry, generation, asked, wish)), name=f"omlxd-{generation.id}")
         self._tasks[generation.id] = task
-        task.add_done_callback(lambda _: self._ended(entry, generation))
+        task.add_done_callback(lambda _: self._ended(entry, generation, wish))
         self._pool.notify()
 
     def abort(self, generation: Generation, error: OmlxError) -> bool:
@@ -172,6 +175,7 @@ class Serving:
             generation.prompt, generation.prompt_tokens = request.tokens, len(request.tokens)
             request.wish.check(codec.vocab_size)
             tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
+            request.constraint = await self._constraint(request, request.tokens, codec)
         if request.tokens is not None:
             pool.door.check(entry, generation, len(request.tokens) + len(generation.generated))
             generation.prompt_fits()
@@ -186,6 +190,13 @@ class Serving:
         if not entry.takes(generation.id) or request.tokens is None:
             return None  # it was evicted between its load and now, or is another model since
         return await pool.door.admit(entry, generation, self._order(request, request.tokens))
+
+    async def _constraint(self, request: Request, tokens: tuple[int, ...], codec: TextCodec) -> Constraint | None:
+        """What holds its answer to the form that it asks for; raises InvalidRequest when the model cannot be held."""
+        if (form := request.wish.form) is None:
+            return None
+        constrain = partial(codec.constrain, form, tokens, is_chat=request.asked.messages is not None)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, constrain)
 
     async def _until_tokenizer(self, entry: EnginePoolEntry, generation: Generation) -> None:
         """Wait for the model's tokenizer, which its load brings before its weights: then the prompt can be judged."""
@@ -269,6 +280,7 @@ class Serving:
             generated=tuple(generation.generated),
             shared_tokens=generation.shared_tokens,
             top_logprobs=wish.top_logprobs,
+            constraint=request.constraint,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:
@@ -289,10 +301,12 @@ class Serving:
             self._pool.dispatch.log.failed(generation, error)
         return failed
 
-    def _ended(self, entry: EnginePoolEntry, generation: Generation) -> None:
+    def _ended(self, entry: EnginePoolEntry, generation: Generation, wish: Wish) -> None:
         """Its task is over and its memory is back; without an end of its own it was cancelled with its loop."""
         self._fail(generation, shutting_down())
         del entry.requests[generation.id], self._tasks[generation.id]
         entry.touch()
+        if generation.stays:
+            entry.keep(wish.keep_alive_s)
         self._pool.door.wake()  # its model may be idle now
         self._pool.notify()

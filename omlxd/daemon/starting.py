@@ -22,6 +22,7 @@ from omlxd.daemon.flags import Flags
 from omlxd.daemon.home import Home
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.manifest_file import placed
+from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of
 from omlxd.daemon.pool import EnginePool
@@ -56,6 +57,7 @@ async def assemble(
         state_file=state_file,
         stop=stop,
         flags=flags,
+        history=MemoryHistory(lambda: pool.engine.read().pressure_bytes(pool.limits.policy)),
     )
     bus.add_sink(daemon.tallies.count)
     for entry in pool.entries.values():

@@ -1,4 +1,5 @@
-"""Time to live: unloads a model that nobody has used for its `ttl`, on a timer of its own.
+"""Time to live: unloads a model that nobody has used for its `ttl`, or for what its last request asked for, on a timer
+of its own.
 
 A pinned model, one with requests and one whose load is under way are never touched; what was used in the instant
 before its time is up is left alone, since the state is looked at again under the pool's lock.
@@ -20,7 +21,7 @@ LONGEST_SLEEP_S = 3600.0
 
 def ttl_left_s(entry: EnginePoolEntry, now_s: float) -> float | None:
     """Seconds until the model is unloaded for being idle; None while nothing counts down."""
-    ttl_s = entry.settings.ttl_s
+    ttl_s = entry.idle_limit_s
     if ttl_s is None or not entry.loaded or entry.pinned or entry.requests or entry.ticket or entry.used_at_s is None:
         return None
     return max(0.0, entry.used_at_s + ttl_s - now_s)
@@ -30,7 +31,7 @@ class IdleTimer:
     """Watches one pool.
 
     Args:
-        pool: whose models have a `ttl`.
+        pool: whose models have a `ttl`, or requests that want them kept for a time of their own.
         sleep: waits until the next model's time is up; woken early when something changes in the pool.
     """
 
@@ -40,8 +41,8 @@ class IdleTimer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch, if any model has a `ttl`; while it watches a call does nothing."""
-        if self._task is None and any(entry.settings.ttl_s is not None for entry in self._pool.entries.values()):
+        """Begin to watch; the second call does nothing."""
+        if self._task is None:
             self._task = asyncio.create_task(self._watch(), name="omlxd-ttl")
 
     async def stop(self) -> None:
@@ -78,7 +79,8 @@ class IdleTimer:
     async def _unload(self, entry: EnginePoolEntry) -> None:
         pool, begun_s = self._pool, self._pool.clock()
         idle_s = begun_s - (entry.used_at_s or begun_s)
-        reason = f"unused for {format_duration(idle_s)}, its ttl is {format_duration(entry.settings.ttl_s or 0.0)}"
+        whose = "its ttl is" if entry.idle_limit_s == entry.settings.ttl_s else "its last request's keep_alive was"
+        reason = f"unused for {format_duration(idle_s)}, {whose} {format_duration(entry.idle_limit_s or 0.0)}"
         before, decision = pool.engine.read(), pool.decisions.begin()
         await pool.evict(entry.name, aborted(entry.name, f"it was unloaded, {reason}", decision))
         record = DecisionRecord(

@@ -1,28 +1,43 @@
-"""What watches a daemon beside the enforcer: time to live, stalls, pauses, sleep, and the manager's watchdog."""
+"""What watches a daemon beside the enforcer: time to live, stalls, pauses, sleep, memory, the manager's watchdog."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from omlxd.core.manifest import DaemonSettings
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.awake_clock import PauseWatch
 from omlxd.daemon.keep_awake import KeepAwake, SleepAssertion
+from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.stall_watch import StallWatch
 from omlxd.daemon.ttl import IdleTimer
 from omlxd.daemon.watchdog import Watchdog
 
 
+class Watcher(Protocol):
+    """A task of its own that looks at the daemon."""
+
+    def start(self) -> None:
+        """Begin; the second call does nothing."""
+        ...
+
+    async def stop(self) -> None:
+        """End it; idempotent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """All of them, each a task of its own that looks at the daemon."""
+    """All of them."""
 
     idle_timer: IdleTimer
     stall_watch: StallWatch
     watchdog: Watchdog
     keep_awake: KeepAwake
     pause_watch: PauseWatch
+    history: MemoryHistory
 
     def start(self) -> None:
         """Begin; those that watch already go on."""
@@ -35,13 +50,12 @@ class Watchers:
             await watcher.stop()
 
     def configure(self, settings: DaemonSettings) -> None:
-        """Take over what another manifest says; a model may have a `ttl` now."""
+        """Take over what another manifest says."""
         self.stall_watch.timeout_s = settings.stall_timeout_s
         self.keep_awake.wanted = settings.keep_awake
-        self.idle_timer.start()
 
-    def _each(self) -> tuple[IdleTimer | StallWatch | Watchdog | KeepAwake | PauseWatch, ...]:
-        return self.idle_timer, self.stall_watch, self.watchdog, self.keep_awake, self.pause_watch
+    def _each(self) -> tuple[Watcher, ...]:
+        return self.idle_timer, self.stall_watch, self.watchdog, self.keep_awake, self.pause_watch, self.history
 
 
 def watchers_of(daemon: Daemon, manager: ServiceManager, assertion: SleepAssertion | None) -> Watchers:
@@ -59,6 +73,7 @@ def watchers_of(daemon: Daemon, manager: ServiceManager, assertion: SleepAsserti
         Watchdog(manager, pool.engine, daemon.enforcer),
         KeepAwake(pool, assertion, emit),
         PauseWatch(emit),
+        daemon.history,
     )
     watchers.keep_awake.wanted = settings.keep_awake
     return watchers

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import getrandbits
 from typing import Any, TypedDict
 
+from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import ContextExceeded, InvalidRequest
 from omlxd.daemon.system_segment import system_tokens
 from omlxd.engine.protocol import Sampling, TextCodec
@@ -103,6 +104,8 @@ class Options(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     top_logprobs: int | None
+    form: AnswerForm | None
+    keep_alive_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ class Wish:
     max_tokens: int | None
     stop: tuple[str, ...]
     top_logprobs: int | None = None
+    form: AnswerForm | None = None
+    keep_alive_s: float | None = None
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest when a token of `logit_bias` is beyond the vocabulary."""
@@ -157,7 +162,9 @@ def check_wish(options: Options) -> Wish:
         repetition_penalty=options.get("repetition_penalty", 1.0),
         logit_bias=tuple(bias.items()),
     )
-    return Wish(sampling, max_tokens, stops, top_logprobs)
+    keep_alive_s = options.get("keep_alive_s")
+    _must("keep_alive", keep_alive_s is None or keep_alive_s >= 0, "at least 0 seconds")
+    return Wish(sampling, max_tokens, stops, top_logprobs, options.get("form"), keep_alive_s)
 
 
 def _must(param: str, good: bool, be: str) -> None:

@@ -13,6 +13,7 @@ from omlxd.core.states import FinishReason
 from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
+from omlxd.engine.grammars import guide_failed
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
@@ -69,7 +70,7 @@ class PlanExecutor:
         self._load: SlicedLoad | None = None
         self._last_order = 0
         self._ended: set[str] = set()
-        self._finished: list[tuple[str, FinishReason, str | None]] = []
+        self._finished: list[tuple[str, FinishReason | OmlxError, str | None]] = []
         self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
         self._seq = 0
@@ -345,15 +346,22 @@ class PlanExecutor:
         logprob = request.logprob()
         logprobs = (logprob,) if logprob is not None and ids else ()
         self.events.append(Generated(self.next_seq(), name, text, len(ids), ids, logprobs))
-        if reason is None:
+        end: FinishReason | OmlxError | None = reason
+        if request.problem and (reason is None or not ids):
+            end = guide_failed(request.order.model, request.problem)
+        if end is None:
             return True
         self._ended.add(name)
-        self._finished.append((name, reason, request.text.stopped_by))
+        self._finished.append((name, end, request.text.stopped_by))
         return False
 
     def _report_finished(self) -> None:
         # Only after the step, when the KV caches of those who finished in it are free.
-        self.events += [Finished(self.next_seq(), name, reason, stop) for name, reason, stop in self._finished]
+        for name, end, stop in self._finished:
+            if isinstance(end, OmlxError):
+                self._fail(name, end)
+            else:
+                self.events.append(Finished(self.next_seq(), name, end, stop))
         self._finished.clear()
 
     def _ensure_started(self) -> None:

@@ -123,6 +123,7 @@ class SlicedLoad:
         before = self._gauges.backend.footprint_bytes()
         codec = _make_codec(folder, config, self.order, stamp)
         self._gauges.grow_base(self._gauges.backend.footprint_bytes() - before)
+        codec.grammars.grown = self._gauges.grow_base
         self._warm[self.order.path] = ((stamp, self.order.max_context), codec)
         return codec
 

@@ -25,13 +25,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import OmlxError
 from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.core.reply import ReplyFormat
 from omlxd.core.states import FinishReason
+
+if TYPE_CHECKING:
+    from omlxd.engine.grammars import Constraint
 
 MIB = 1024 * 1024
 
@@ -108,6 +112,8 @@ class GenerationOrder:
             segment); 0 when nothing is known.
         top_logprobs: tell with each token its log probability and those of this many likeliest tokens; None tells none.
         prefill_chunk_tokens: what was reserved for one prefill step of this prompt; None takes the plan's.
+        constraint: the grammar that the answer follows, from the model's own codec; it ends the answer when nothing
+            more may come.
     """
 
     request: str
@@ -120,6 +126,7 @@ class GenerationOrder:
     generated: tuple[int, ...] = ()
     shared_tokens: int = 0
     top_logprobs: int | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +378,16 @@ class TextCodec(Protocol):
 
     def reply_format(self, prompt: Sequence[int], *, with_tools: bool) -> ReplyFormat:
         """How the model marks the parts of its reply to this prompt."""
+        ...
+
+    def constrain(self, form: AnswerForm, prompt: Sequence[int], *, is_chat: bool) -> Constraint | None:
+        """What holds the answer to this prompt to a form; takes a second the first time, so call it in a thread.
+
+        None when all that is asked for is one call at most, of a model whose calls no grammar can hold: who hears the
+        answer has to leave the others out.
+
+        Raises InvalidRequest, with the field in `details["param"]`, when this model cannot be held to it.
+        """
         ...
 
     def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCallText]:

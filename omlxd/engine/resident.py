@@ -16,6 +16,7 @@ from typing import Any
 from omlxd.core.costs import BLOCK_TOKENS
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm, sampling
+from omlxd.engine.grammars import Guide
 from omlxd.engine.loader import LoadedModel
 from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.protocol import EngineLimits, GenerationOrder, TokenLogprob
@@ -69,15 +70,28 @@ class Running:
         """How likely the token was that was taken last, if that is to be told; asked for once per token."""
         return self.sampler.report() if isinstance(self.sampler, ShapingSampler) else None
 
+    @property
+    def problem(self) -> str | None:
+        """Why its answer cannot be held to its grammar any more; None while it can, and when it has none."""
+        return self._guide.problem if self._guide is not None else None
+
+    @property
+    def _guide(self) -> Guide | None:
+        return self.sampler.guide if isinstance(self.sampler, ShapingSampler) else None
+
     def accept(self, token: int) -> tuple[str, FinishReason | None]:
         """Count a token and return the text that is certain now, and why the request is over if it is."""
         self.answer.append(token)
         if token in self.end_ids:
             return self.text.finish(), FinishReason.STOP
+        if (guide := self._guide) is not None:
+            guide.take(self.generated, token)  # the sampler has, unless the request is about to change its lane
         self.generated += 1
         text, stopped = self.text.add(token)
         if stopped:
             return text, FinishReason.STOP
+        if guide is not None and guide.is_complete:
+            return text + self.text.finish(), FinishReason.STOP
         if self.generated >= self.order.max_tokens:
             return text + self.text.finish(), FinishReason.LENGTH
         return text, None

@@ -50,7 +50,7 @@ def make_sampler(sampling: Sampling, position: int = 0) -> Sampler:
 def sampler_of(order: GenerationOrder) -> Sampler:
     """The sampler of a request, which goes on behind the tokens it has generated already."""
     sampler = make_sampler(order.sampling, len(order.generated))
-    if order.top_logprobs is None and not order.sampling.shapes_logits:
+    if order.top_logprobs is None and not order.sampling.shapes_logits and order.constraint is None:
         return sampler
     return ShapingSampler(order, sampler)
 
@@ -58,12 +58,19 @@ def sampler_of(order: GenerationOrder) -> Sampler:
 class ShapingSampler:
     """A sampler that also changes the logits before the choice, and remembers how likely each choice was.
 
-    It keeps count of the tokens it has chosen by itself, in lazy arrays, so that no step waits for the one before.
+    It keeps count of the tokens it has chosen by itself, in lazy arrays, so that no step waits for the one before;
+    but an answer that is held to a grammar has to be read up to its last token before the next one can be chosen.
+
+    Attributes:
+        guide: walks the answer through its grammar; None for one that is free.
     """
 
     def __init__(self, order: GenerationOrder, sampler: Sampler) -> None:
         self._sampling, self._top = order.sampling, order.top_logprobs
         self._sampler = sampler
+        self.guide = order.constraint.begin(order.generated) if order.constraint is not None else None
+        self._position = len(order.generated)
+        self._last: mx.array | None = None
         self._prompt, self._generated = order.prompt, order.generated
         self._counts: mx.array | None = None
         self._seen: mx.array | None = None
@@ -79,7 +86,7 @@ class ShapingSampler:
         if self._top is not None:
             self._raw = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if not sampling.shapes_logits:
-            return logits
+            return self._guided(logits)
         if self._counts is None:
             self._begin(logits.shape[-1])
         assert self._counts is not None
@@ -92,13 +99,15 @@ class ShapingSampler:
             logits = logits - sampling.frequency_penalty * self._counts
         if sampling.presence_penalty:
             logits = logits - sampling.presence_penalty * (self._counts > 0)
-        return logits if self._bias is None else logits + self._bias
+        return self._guided(logits if self._bias is None else logits + self._bias)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """The next token, counted."""
         import mlx.core as mx
 
         token = self._sampler(logprobs)
+        if self.guide is not None:
+            self._last, self._position = token, self._position + 1
         if self._counts is not None:
             self._counts = self._counts.at[:, token].add(1)
         if self._top is not None and self._raw is not None:
@@ -118,6 +127,18 @@ class ShapingSampler:
             pairs = zip(ids.reshape(-1).tolist(), values.reshape(-1).tolist(), strict=True)
             top = tuple(sorted(((int(i), max(_LEAST_LOGPROB, v)) for i, v in pairs), key=lambda pair: -pair[1]))
         return TokenLogprob(int(token.item()), max(_LEAST_LOGPROB, float(chosen.item())), top)
+
+    def _guided(self, logits: mx.array) -> mx.array:
+        """The logits with those of all tokens taken out that the grammar has no place for."""
+        import mlx.core as mx
+
+        if self.guide is None:
+            return logits
+        mx.async_eval(logits)  # the model runs while the mask is made
+        if self._last is not None:
+            self.guide.take(self._position - 1, int(self._last.item()))
+        allowed = self.guide.allowed(logits.shape[-1])
+        return logits if allowed is None else mx.where(mx.array(allowed), logits, -mx.inf)
 
     def _remember(self, token: mx.array, raw: mx.array) -> None:
         import mlx.core as mx

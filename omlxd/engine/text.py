@@ -7,11 +7,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, ReplyFormat, longest_prefix_at_end
 from omlxd.core.wording import shown
+from omlxd.engine.answer_grammar import Reasoning, Speech, grammar_of
+from omlxd.engine.call_formats import call_format
+from omlxd.engine.grammars import Constraint, Grammars
 from omlxd.engine.protocol import ToolCallText
 
+_JUST_BEFORE = 8  # tokens from the end of a prompt: the marker and a few breaks
 SHORTEST_QUOTE = 8  # characters; a shorter message may stand in any error by chance
 
 
@@ -29,6 +34,7 @@ class ChatCodec:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._lock = threading.Lock()  # transformers changes padding state inside encode: "Already borrowed"
+        self.grammars = Grammars(self._written, frozenset(tokenizer.eos_token_ids), vocab_size)
 
     @property
     def vocab_size(self) -> int:
@@ -106,6 +112,46 @@ class ChatCodec:
             if tokenizer.tool_call_end:
                 transitions[TOOL_CALL] = [(tokenizer.tool_call_end, ANSWER)]
         return ReplyFormat(start, {state: edges for state, edges in transitions.items() if edges})
+
+    def constrain(self, form: AnswerForm, prompt: Sequence[int], *, is_chat: bool) -> Constraint | None:
+        """What holds the answer to this prompt to a form, behind the model's reasoning if it reasons first."""
+        tokenizer, param = self._tokenizer, form.param
+        if is_chat and (tokenizer.response_transitions or tokenizer.structural_markers):
+            raise InvalidRequest(
+                f"`{param}`: this model writes its answers between markers of its own, and cannot be held to a form",
+                hint="leave it out, or ask another model",
+                details={"param": param},
+            )
+        calls = None
+        if tokenizer.has_tool_calling:
+            parser = str(tokenizer.tool_parser.__module__).rpartition(".")[2]
+            calls = call_format(parser, tokenizer.chat_template)
+        if calls is None and form.schema is None and not (form.must_call or form.strict_tools):
+            return None
+        reasoning = self._reasoning(prompt) if is_chat else None
+        try:
+            return self.grammars.constraint(grammar_of(form, Speech(self.grammars.token_of, reasoning, calls)))
+        except ValueError as error:
+            raise InvalidRequest(
+                f"`{param}`: {error}", hint="leave it out, or ask for a simpler form", details={"param": param}
+            ) from None
+
+    def _reasoning(self, prompt: Sequence[int]) -> Reasoning | None:
+        tokenizer = self._tokenizer
+        if not tokenizer.has_thinking:
+            return None
+        begun, ended = tokenizer.rfind_think_start(prompt), tokenizer.rfind_think_end(prompt)
+        if begun < ended and ended >= len(prompt) - _JUST_BEFORE:
+            return None  # the template has told it not to
+        return Reasoning(tokenizer.think_start, tokenizer.think_end, begun=begun > ended)
+
+    def _written(self) -> dict[str, Any]:
+        """The tokenizer as its file has it; raises ValueError when it is of another kind."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError("this model's tokenizer is not one of the `tokenizers` library")
+        with self._lock:
+            return dict(json.loads(backend.to_str()))
 
     def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCallText]:
         """The calls in the text between a tool call's markers; empty when the text is none.

@@ -116,7 +116,9 @@ class EngineThread:
 
     def read_codec(self, order: LoadOrder) -> TextCodec:
         """The tokenizer of a model folder without the model; on any thread, never the loop's."""
-        codec = self._codecs[order.model] = read_codec(order)
+        codec = read_codec(order)
+        codec.grammars.grown = self.gauges.grow_base
+        self._codecs[order.model] = codec
         return codec
 
     def forget_codec(self, model: str) -> None:

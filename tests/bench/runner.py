@@ -14,6 +14,7 @@ from tests.bench import (
     cycles,
     decide,
     estimate,
+    forms,
     hour,
     idle,
     latency,
@@ -23,6 +24,7 @@ from tests.bench import (
     prefix,
     react,
     refusals,
+    startup,
     status,
     swaps,
     throughput,
@@ -47,10 +49,12 @@ BENCHES = (
     Bench("latency", "first token of a small resident model: idle, beside loads, beside a long prompt", latency.run),
     Bench("load", "loading in slices, against one evaluation of all weights", load.run),
     Bench("status", "`omlxd status --json` and the daemon's share of it, idle and busy", status.run),
+    Bench("startup", "help, one Tab and a page of status, against an empty Python", startup.run),
     Bench("idle", "memory, processor time and threads of a daemon that nobody uses", idle.run),
     Bench("cycles", "what is left after ten times load, generate, unload", cycles.run),
     Bench("decide", "the enforcer's decision for up to 10,000 models", decide.run),
     Bench("estimate", "what a model of 100 shards will take, from its headers", estimate.run),
+    Bench("forms", "what holding answers to a schema costs, with a vocabulary of 49,152", forms.run),
     Bench("hour", "three models under a cap for one and a half, `graceful` beside `reference`", hour.run),
     Bench(
         "adversarial", "whether the hard limit holds when everything happens at once, against no guard", adversarial.run

@@ -206,6 +206,29 @@ def body(**change: Any) -> MessagesBody:
     return parse_body(json.dumps({**ASKED, **change}).encode(), MessagesBody)
 
 
+TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed", "must_call", "one_call", "param"),
+    [
+        ({}, ["f", "g"], False, False, "tools"),
+        ({"tool_choice": {"type": "none"}}, [], False, False, "output_config"),
+        ({"tool_choice": {"type": "any"}}, ["f", "g"], True, False, "tool_choice"),
+        ({"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}, ["f", "g"], True, True, "tool_choice"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, ["f", "g"], False, True, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "g"}}, ["g"], True, True, "tool_choice"),
+    ],
+)
+def test_a_choice_says_which_tools_are_used(
+    change: dict[str, Any], allowed: list[str], must_call: bool, one_call: bool, param: str
+) -> None:
+    form = body(tools=[TOOL, {**TOOL, "name": "g", "strict": True}], **change).form
+    assert [tool["function"]["name"] for tool in form.tools] == allowed
+    assert (form.must_call, form.one_call, form.param) == (must_call, one_call, param)
+    assert form.strict_tools is ("g" in allowed)
+
+
 def turn(role: str, **block: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": [block]}]}
 
@@ -227,7 +250,13 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
         ({"stop_sequences": ["x"] * 17}, "stop_sequences", "at most 16"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema", "is missing"),
         ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "tools[0].type", "'custom'"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice", "cannot force"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),
+        ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice.name", "which needs it"),
+        ({"tool_choice": {"type": "auto", "name": "f"}, "tools": [TOOL]}, "tool_choice.name", "belongs to"),
+        ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice.name", "not one of"),
+        ({"tool_choice": {"type": "must"}}, "tool_choice.type", "'any'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "is missing"),
+        ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type", "json_schema"),
         ({"top_logprobs": 3}, "top_logprobs", "is not a field"),
         ({"container": "x"}, "container", "is not a field"),
     ],

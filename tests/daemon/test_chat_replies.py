@@ -68,6 +68,43 @@ async def test_streamed_calls_come_whole_and_numbered_and_nothing_of_them_is_con
         assert len({call.id for call in calls}) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_a_model_that_no_grammar_holds_only_the_first_call_counts_when_one_was_asked_for(
+    tmp_path: Path, stream: bool
+) -> None:
+    engine = saying("First: ", *cut(CALL, 3), " and ", *cut(CALL.replace("Bern", "Basel"), 7), " so.")
+    body = {"model": "chat", "messages": HELLO, "tools": TOOLS, "parallel_tool_calls": False, "stream": stream}
+    body["max_tokens"] = len(engine.script) - 1  # what it goes on with is cut off, and does not count either
+    async with running(tmp_path, MODELS, engine=engine) as daemon:
+        answer = await daemon.ask("POST", PATH, body)
+        if stream:
+            told = [frame["choices"][0] for frame in frames(answer.body)[:-1]]
+            content = "".join(choice["delta"].get("content") or "" for choice in told)
+            calls = [call for choice in told for call in choice["delta"].get("tool_calls", ())]
+            reason = told[-1]["finish_reason"]
+        else:
+            (choice,) = answer.json["choices"]
+            message, reason = choice["message"], choice["finish_reason"]
+            content, calls = message["content"], message["tool_calls"]
+        assert (content, reason) == ("First:", "tool_calls")
+        assert [json.loads(call["function"]["arguments"])["city"] for call in calls] == ["Bern"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_cannot_be_held_to_a_form_refuses_with_a_status_and_the_fields_name(
+    tmp_path: Path, stream: bool
+) -> None:
+    body = {"model": "chat", "messages": HELLO, "tools": TOOLS, "tool_choice": "required", "stream": stream}
+    async with running(tmp_path, MODELS, engine=saying("no")) as daemon:
+        answer = await daemon.ask("POST", PATH, body)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "tool_choice")
+        claude = {"model": "chat", "max_tokens": 5, "messages": HELLO, "stream": stream}
+        claude |= {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}
+        answer = await daemon.ask("POST", "/v1/messages", claude)
+        assert answer.status == 400
+        assert "tool_choice" in answer.json["error"]["message"]
+
+
 async def test_line_breaks_before_a_call_are_no_content_and_others_are(tmp_path: Path) -> None:
     async with running(tmp_path, MODELS, engine=saying("One.\n", "\nTwo.\n\n", *cut(CALL), "\n")) as daemon:
         for stream in (False, True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,17 @@ from omlxd.daemon.bodies import parse_body
 from omlxd.daemon.openai_bodies import ChatBody, CompletionBody
 
 HELLO: Any = [{"role": "user", "content": "hello there"}]
+NAMED = {"type": "function", "function": {"name": "x"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def schema_format(**schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def chat(**change: Any) -> ChatBody:
@@ -66,11 +77,31 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "is missing"),
-        ({"tool_choice": "required"}, "tool_choice", "cannot force"),
-        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "cannot force"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "cannot hold a model to JSON"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "to a schema"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "`parallel_tool_calls`"),
+        ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
+        ({"tool_choice": NAMED}, "tool_choice", "needs `tools`"),
+        ({"tool_choice": NAMED, "tools": [{"type": "function", "function": {"name": "y"}}]}, "tool_choice", "not in"),
+        ({"tool_choice": "always"}, "tool_choice", "must be `none`, `auto`, `required`, or an object"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice", "must be `none`, `auto`"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
+        ({"tool_choice": allowed()}, "tool_choice.allowed_tools.tools", "at least 1"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "`text`, `json_object`, `json_schema`"),
+        ({"response_format": "json"}, "response_format.type", "`text`, `json_object`, `json_schema`"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
+        (schema_format(name="a b", schema={}), "response_format.json_schema.name", "pattern"),
+        (schema_format(name="a", schema=["SECRET"]), "response_format.json_schema.schema", "object"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "'none'"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "reasoning_effort",
+            "contradicts",
+        ),
+        ({"verbosity": "low"}, "verbosity", "'medium'"),
+        ({"keep_alive": "soon"}, "keep_alive", "a number of seconds, or a duration such as `5m`"),
+        ({"keep_alive": True}, "keep_alive", "a number of seconds"),
+        ({"keep_alive": "--5m"}, "keep_alive", "a number of seconds"),
+        ({"ttl": {}}, "ttl", "a number of seconds"),
+        ({"keep_alive": 5, "ttl": "6s"}, "ttl", "send one of them"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize", "is not a field"),
         ({"functions": []}, "functions", "is not a field"),
         ({"audio": {}}, "audio", "is not a field"),
@@ -128,7 +159,7 @@ def test_a_wrong_field_of_a_chat_is_named(change: dict[str, Any], param: str, wo
         ({"echo": True}, "echo", "`echo`"),
         ({"best_of": 3}, "best_of", "`best_of`"),
         ({"logprobs": True}, "logprobs", "integer"),
-        ({"suffix": "end"}, "suffix", "is not a field"),
+        ({"suffix": "end"}, "suffix", "null"),
         ({"max_completion_tokens": 3}, "max_completion_tokens", "is not a field"),
     ],
 )
@@ -161,6 +192,50 @@ def test_the_arguments_of_an_earlier_call_reach_the_template_as_an_object() -> N
 )
 def test_a_prompt_is_a_text_or_ids_or_several_of_either(prompt: Any, prompts: Any) -> None:
     assert completion(prompt=prompt).prompts == prompts
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "a", "strict": True, "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "b"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "allowed", "must_call", "one_call", "param"),
+    [
+        ({}, "ab", "ab", False, False, "tools"),
+        ({"tool_choice": "none"}, "", "", False, False, "response_format"),
+        ({"tool_choice": "required"}, "ab", "ab", True, False, "tool_choice"),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, "ab", "ab", True, True, "tool_choice"),
+        ({"parallel_tool_calls": False}, "ab", "ab", False, True, "parallel_tool_calls"),
+        ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "ab", "b", True, True, "tool_choice"),
+        ({"tool_choice": allowed("b", mode="required")}, "b", "b", True, False, "tool_choice"),
+        ({"tool_choice": allowed("b")}, "b", "b", False, False, "tool_choice"),
+    ],
+)
+def test_a_choice_says_which_tools_the_model_is_told_of_and_which_it_may_call(
+    change: dict[str, Any], told: str, allowed: str, must_call: bool, one_call: bool, param: str
+) -> None:
+    body = chat(tools=TOOLS, **change)
+    form = body.form
+    assert "".join(tool["function"]["name"] for tool in body.offered_tools) == told
+    assert "".join(tool["function"]["name"] for tool in form.tools) == allowed
+    assert (form.must_call, form.one_call, form.param, form.schema) == (must_call, one_call, param, None)
+    assert not any("strict" in tool["function"] for tool in body.offered_tools)
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds"),
+    [(0, 0), ("0", 0), (90, 90), ("5m", 300), ("1h30m", 5400), (1.5, 1.5), (-1, math.inf), ("-1m", math.inf)],
+)
+def test_a_time_to_keep_the_model_is_read_as_ollama_reads_it(sent: Any, seconds: float) -> None:
+    assert chat(keep_alive=sent).idle_s == completion(ttl=sent).idle_s == seconds
+
+
+def test_a_model_reasons_as_the_effort_says() -> None:
+    assert (chat(reasoning_effort="none").thinking, chat(reasoning_effort="low").thinking) == (False, True)
+    assert chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": True}).thinking is True
+    assert chat().thinking is None
 
 
 def test_an_answer_can_be_sent_back_as_clients_keep_it() -> None:

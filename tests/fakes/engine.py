@@ -21,12 +21,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import DoesNotFit, EngineFailed, InvalidRequest, LoadCancelled, LoadFailed, OmlxError
 from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
 from omlxd.core.reply import ANSWER, TOOL_CALL, ReplyFormat, Transitions
 from omlxd.core.states import FinishReason
+from omlxd.engine.grammars import Constraint
 from omlxd.engine.protocol import (
     MIB,
     CacheDropped,
@@ -84,6 +86,11 @@ class FakeCodec:
             raise InvalidRequest("this model's chat template knows no tools", details={"param": "tools"})
         spoken = [token for message in messages for token in (1, *self.encode_text(str(message["content"])))]
         return spoken + [2] * len(tools)
+
+    def constrain(self, form: AnswerForm, prompt: Sequence[int], *, is_chat: bool) -> Constraint | None:
+        if form.must_call:
+            raise InvalidRequest("`tool_choice`: the fake forces nobody", details={"param": form.param})
+        return None  # the fake engine says what it says
 
     def token_text(self, token: int) -> str:
         return f"tok{token} "

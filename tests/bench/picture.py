@@ -1,6 +1,6 @@
 """`python -m tests.bench.picture [FOLDER]`: the pictures of the status screen in the README, from a real run.
 
-A daemon with tiny models is used for a while; then a model is loaded for which another has to go, while
+A daemon with tiny models is used for a minute and a half; then a model is loaded for which another has to go, while
 two requests are answered, and what `omlxd status` shows in the middle of that load is drawn, light and dark.
 """
 
@@ -30,11 +30,10 @@ from tests.bench.streaming import chat
 
 COLUMNS: Final = 100
 ROWS: Final = 27
-TRIES: Final = 6
-USED_FOR_S: Final = 45.0
+USED_FOR_S: Final = 90.0
 MEGABYTES: Final = {"chat": 60, "coder": 120, "small": 5, "writer": 200}
-SETTINGS: Final = {"max_memory": "380M", "hard_limit": "460M"}
-STORY: Final = "Once upon a time there was a machine with less memory than models. "
+SETTINGS: Final = {"max_memory": "320M", "hard_limit": "380M"}
+STORY: Final = "Once upon a time there was a machine with less memory than models. " * 12
 THEMES: Final[Mapping[str, TerminalTheme]] = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 FOLDER: Final = Path(__file__).resolve().parents[2] / "man"
 
@@ -63,41 +62,37 @@ def _use(daemon: RunningDaemon) -> None:
     daemon.client.call("POST", "/v1/control/models/chat/pin", {})
     ends_s = time.monotonic() + USED_FOR_S
     while time.monotonic() < ends_s:
-        for model in ("chat", "coder", "small", "chat"):
-            chat(daemon.api, model, STORY, 30)
-        chat(daemon.api, "writer", STORY, 10)  # for which `coder` has to go, as it has to go for `coder`
-    for model in ("coder", "small"):
-        daemon.load(model)
+        for model in ("chat", "coder", "chat", "small"):
+            daemon.load(model)
+            chat(daemon.api, model, STORY, 60)
+        daemon.unload("coder")
+        chat(daemon.api, "chat", STORY, 120)
+        daemon.load("writer")
+    daemon.unload("writer")
+    daemon.load("coder")
+    daemon.load("small")
 
 
 def _in_the_middle_of_a_load(daemon: RunningDaemon) -> dict[str, Any]:
-    """A status while `writer` takes the place of `coder`, one request decodes and, with luck, another prefills."""
-    for attempt in range(TRIES):
-        with (
-            _asked(daemon, "small", STORY, 100),
-            _asked(daemon, "chat", STORY * 8, 5),
-            _loading(daemon, "writer") as loading,
-        ):
+    """A status while `writer` takes the place of `coder`, one request decodes and another reads its prompt."""
+    for _ in range(20):
+        with _asked(daemon, "chat", 400), _asked(daemon, "small", 400), _loading(daemon, "writer") as loading:
             while loading.is_alive():
-                time.sleep(0.01)  # who asks without a pause is what the daemon is busy with
                 status = daemon.status()
                 writer = next(model for model in status["models"] if model["name"] == "writer")
                 states = {request["state"] for request in status["requests"]}
-                wanted = {"decode", "prefill"} if attempt < TRIES // 2 else {"decode"}
-                if 0.2 < (writer["load_progress"] or 0) < 0.9 and wanted <= states:
+                if 0.3 < (writer["load_progress"] or 0) < 0.9 and "decode" in states and len(status["requests"]) > 1:
                     return status
+        daemon.unload("writer")
         daemon.load("coder")
     raise RuntimeError("no look fell into the middle of a load")
 
 
 @contextmanager
-def _asked(daemon: RunningDaemon, model: str, prompt: str, tokens: int) -> Iterator[None]:
-    thread = threading.Thread(target=chat, args=(daemon.api, model, prompt, tokens), daemon=True)
+def _asked(daemon: RunningDaemon, model: str, tokens: int) -> Iterator[None]:
+    thread = threading.Thread(target=chat, args=(daemon.api, model, STORY, tokens), daemon=True)
     thread.start()
-    while not any(
-        request["model"] == model and request["state"] in ("prefill", "decode")
-        for request in daemon.status()["requests"]
-    ):
+    while not any(request["model"] == model for request in daemon.status()["requests"]):
         pass
     yield
     thread.join()

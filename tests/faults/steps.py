@@ -71,14 +71,14 @@ def _strike(campaign: Campaign, tally: Tally, strike: Strike, error: str) -> Non
     bystanders = ask_all(daemon, "twin")
     asked = break_next(daemon.home, where, error, "small" if where not in ("load", "unload", "plan") else "*")
     concerned = _provoke(campaign, where)
-    outcomes = [each.result() for each in concerned]
+    outcomes, long_one = [each.result() for each in concerned], beside.result()
     tally.times += not asked.exists()
     asked.unlink(missing_ok=True)
-    failed = sum(bool(outcome.error) for outcome in [*outcomes, beside.result()])
+    failed = sum(bool(outcome.error) for outcome in [*outcomes, long_one])
     if failed > strike.costs:
         tally.lost.append(f"{failed} requests ended, {strike.costs} were concerned")
     may_fail = _engine_s if strike.costs else lambda _: False
-    judge(tally, beside.result(), beside_right, may_fail=may_fail)
+    judge(tally, long_one, beside_right, may_fail=may_fail)
     for outcome in outcomes:
         judge(tally, outcome, campaign.right(outcome.model, outcome.prompt), may_fail=may_fail)
     for each in bystanders:

@@ -61,9 +61,10 @@ def _strike(campaign: Campaign, tally: Tally, strike: Strike, error: str) -> Non
     right = {(model, prompt): campaign.right(model, prompt) for model in ("small", "twin") for prompt in PROMPTS}
     campaign.right("medium", PROMPTS[0])
     beside_right = campaign.answers.right(daemon, "small", campaign.folders["small"], PROMPTS[3], BESIDE_TOKENS)
-    for model in ("small", "twin"):
-        daemon.control("POST", f"models/{model}/load")
-    daemon.control("POST", f"models/medium/{'unload' if where == 'load' else 'load'}")
+    for model in ("small", "twin", "medium"):
+        daemon.control("POST", f"models/{model}/load")  # also when its last load has failed
+    if where == "load":
+        daemon.control("POST", "models/medium/unload")
     beside = in_thread(lambda: ask(daemon, "small", PROMPTS[3], tokens=BESIDE_TOKENS))
     while not any(request["state"] == "decode" for request in daemon.requests):
         if beside.done():

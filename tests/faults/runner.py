@@ -30,6 +30,19 @@ FAULTS = (
 )
 
 
+def run(fault: Fault, campaign: Campaign) -> Iterator[Tally]:
+    """Its rows; in the short form the base is looked at once, after the last one."""
+    last = None
+    for tally in fault.run(campaign):
+        if last is not None:
+            yield last
+        last = tally
+    if last is not None:
+        if campaign.short:
+            campaign.check_base(last, at_last=True)
+        yield last
+
+
 def chosen(names: Sequence[str]) -> list[Fault]:
     """The faults of these names in the list's order, all when there are none; KeyError for an unknown one."""
     by_name = {fault.name: fault for fault in FAULTS}

@@ -51,8 +51,7 @@ def run(campaign: Campaign) -> Iterator[Tally]:
             for _ in range(campaign.times(10, 1)):
                 _strike(campaign, tally, strike, error)
             campaign.check_serves(tally)
-            if not campaign.short or error == OUT_OF_MEMORY:
-                campaign.check_base(tally)
+            campaign.check_base(tally)
             yield tally
 
 

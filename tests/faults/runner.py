@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.faults import cycles, descriptors, disk, garbage, kills, steps, weights
+from tests.faults import cycles, descriptors, disk, garbage, kills, manifests, steps, weights
 from tests.faults.campaign import Campaign
 from tests.faults.tally import Tally
 
@@ -26,6 +26,7 @@ FAULTS = (
     Fault("descriptors", "no file descriptor left", descriptors.run),
     Fault("garbage", "messages that mean nothing, at both doors", garbage.run),
     Fault("weights", "model files deleted, cut or replaced under a model", weights.run),
+    Fault("manifests", "the manifest rewritten ten times in a second", manifests.run),
     Fault("cycles", "loads and unloads, and a soak", cycles.run),
 )
 

@@ -128,7 +128,7 @@ def test_any_json_object_and_json_of_a_plain_completion(api: openai.OpenAI) -> N
 )
 def test_a_random_model_calls_the_tools_that_it_has_to(api: openai.OpenAI, choice: Any, names: set[str]) -> None:
     options: Any = {"model": "chat", "messages": HELLO, "tools": TOOLS, "tool_choice": choice, "seed": 4, **RANDOM}
-    answer = api.chat.completions.create(parallel_tool_calls=False, n=2, **options)
+    answer = api.chat.completions.create(parallel_tool_calls=False, **options)
     stream = api.chat.completions.create(parallel_tool_calls=False, stream=True, **options)
     streamed = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
     assert len(streamed) == 1

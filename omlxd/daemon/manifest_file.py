@@ -48,7 +48,7 @@ def read_manifest(path: str | Path) -> Manifest:
         NotPermitted: the file may not be read.
     """
     path = Path(path)
-    return parse_manifest(_text_of(path), path)
+    return parse_manifest(read_text(path), path)
 
 
 def parse_manifest(text: str, path: str | Path) -> Manifest:
@@ -115,7 +115,8 @@ def _report(model: ModelSettings, soft_bytes: int) -> ModelReport:
     )
 
 
-def _text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The manifest's text, unchecked; raises what `read_manifest` raises for a file that cannot be read."""
     shown_path = shown(str(path))
     try:
         # A pipe would block the open, so look first.

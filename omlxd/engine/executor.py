@@ -241,7 +241,9 @@ class PlanExecutor:
 
     def fail_everything(self, error: Exception) -> None:
         """A bug of ours: end every request and the load, each with one error, and keep the models."""
-        failure = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="look into the log")
+        failure = EngineFailed(
+            f"the engine stumbled: {type(error).__name__}: {error}", hint="`omlxd logs --level error`"
+        )
         for model in self._models.values():
             for request in model.reset():
                 self._fail(request, failure)
@@ -251,7 +253,7 @@ class PlanExecutor:
 
     def close(self) -> None:
         """Drop everything; each request and the load end with one error."""
-        closing = EngineFailed("the engine is closed", hint="start it again")
+        closing = EngineFailed("the engine is closed", hint="`omlxd start`")
         for model in self._models.values():
             for request in model.close():
                 self._fail(request, closing)

@@ -219,7 +219,9 @@ def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     if not Path(order.path).is_dir():
         return _disappeared(order)
     if isinstance(error, ImportError):
-        return EngineFailed(f"cannot load `{order.model}`: {text}", hint="install what is missing and restart omlxd")
+        return EngineFailed(
+            f"cannot load `{order.model}`: {text}", hint="install what is missing, then `omlxd restart`"
+        )
     if isinstance(error, MemoryError) or "out of memory" in text.lower():
         return DoesNotFit(f"the device ran out of memory while loading `{order.model}`", hint="lower `max_memory`")
     kind, what, hint = _explain_folder(error, text)

@@ -33,6 +33,9 @@ class OmlxError(Exception):
         message: what happened, model names and paths in backticks.
         hint: what to type or change next; by default the `remedy` of the class, empty where the message says it all.
         details: the numbers behind the message (integer bytes, float seconds), JSON-ready.
+
+    Attributes:
+        logged: what the log says instead of the message, where that may quote what the user wrote; else None.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -45,6 +48,11 @@ class OmlxError(Exception):
         self.message = message
         self.hint = self.remedy if hint is None else hint
         self.details: dict[str, Any] = dict(details or {})
+        self.logged: str | None = None
+
+    def to_log(self) -> dict[str, Any]:
+        """The error as the log has it: without what the user wrote."""
+        return {**self.to_json(), "message": self.logged or self.message}
 
     def to_json(self) -> dict[str, Any]:
         """The error as it crosses the socket; `from_json` makes the same class of it again."""

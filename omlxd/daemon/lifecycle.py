@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import omlxd
 from omlxd.core.errors import StartFailed
@@ -32,6 +32,7 @@ from omlxd.daemon.home import Home
 from omlxd.daemon.keep_awake import SleepAssertion, sleep_assertion
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
+from omlxd.daemon.log_console import Console
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.server import HttpServer
@@ -98,7 +99,7 @@ async def serve(
     manager: ServiceManager | None = None,
     assertion: SleepAssertion | None = None,
     stop: StopOrder | None = None,
-    console: TextIO | None = None,
+    console: Console | None = None,
     handle_signals: bool = False,
     keep_lock: bool = False,
 ) -> Ended:
@@ -260,7 +261,7 @@ def _stacks_on_request(path: Path) -> Iterator[None]:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its default would end the process
 
 
-def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventBus:
+def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, console: Console | None) -> EventBus:
     settings = manifest.daemon
     require_regular(config.home.log)
     log = EventLog(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,7 +35,7 @@ from omlxd.daemon.http_errors import (
 )
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import libraries_to
-from omlxd.daemon.server import HttpServer
+from omlxd.daemon.server import OWN_FILES, HttpServer, connections_within
 from omlxd.daemon.sockets import bind_tcp, bind_unix, peer_uid, prepare_home, remove_socket
 from omlxd.daemon.streams import NDJSON, Stream, while_connected
 from tests.fakes.wire import connect, fetch
@@ -346,6 +347,15 @@ async def test_a_client_that_waits_for_its_answer_is_not_cut_off(tmp_path: Path)
         waiting.close()
         async with asyncio.timeout(20):
             await made.closed.wait()
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [(256, 96), (1024, 480), (2048, 512), (2**20, 512), (resource.RLIM_INFINITY, 512), (32, 1)],
+)
+def test_a_crowd_at_both_doors_leaves_the_daemon_descriptors_of_its_own(files: int, connections: int) -> None:
+    assert connections_within(files) == connections
+    assert files < 100 or files == resource.RLIM_INFINITY or 2 * connections + OWN_FILES <= files
 
 
 async def test_a_client_that_reads_slowly_gets_the_end_of_its_answer(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -313,6 +314,35 @@ async def test_a_web_socket_is_refused_plainly_and_nothing_is_advised(tmp_path: 
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
         assert "WebSocket" in answer.json["error"]["message"]
     assert made.events == []
+
+
+def scrambled(random: Random) -> bytes:
+    """A good request with up to three pieces of it cut out, doubled or overwritten."""
+    sent = (
+        b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 8\r\n\r\n" + b'{"a": 1}'
+    )
+    for _ in range(random.randint(1, 3)):
+        start = random.randrange(len(sent))
+        end = min(len(sent), start + random.randint(1, 12))
+        piece = random.choice((b"", sent[start:end] * 2, random.randbytes(end - start)))
+        sent = sent[:start] + piece + sent[end:]
+    return sent
+
+
+@both_doors
+async def test_scrambled_requests_are_answered_or_cut_off_and_nothing_stumbles(tmp_path: Path, door: str) -> None:
+    async def answer(number: int) -> bytes:
+        try:
+            return await raw(made.door(door), scrambled(Random(number)))
+        except OSError:
+            return b""
+
+    async with doors(tmp_path, read_timeout_s=0.05) as made:
+        answers = await asyncio.gather(*map(answer, range(200)))
+        statuses = {int(each.split(b" ", 2)[1]) for each in answers if each}
+        assert {200, 400} <= statuses <= {200, 400, 403, 404, 405, 413}
+        assert (await fetch(made.door(door), "GET", "/health")).status == 200
+    assert [event for event in made.events if "traceback" in event.fields] == []
 
 
 @both_doors

@@ -14,7 +14,7 @@ from tests.faults.tally import Tally
 
 OUT_OF_MEMORY = "RuntimeError [malloc] Unable to allocate 68719476736 bytes."
 BUG = "ValueError something of ours"
-BESIDE_TOKENS = 300
+BESIDE_TOKENS = 200
 ALL = 1000
 
 
@@ -32,7 +32,7 @@ STRIKES = (
     Strike("lone", 1, short=False),
     Strike("joining", 2, short=False),
     Strike("prefill", 1, short=False),
-    Strike("token", 1),
+    Strike("token", 1, short=False),
     Strike("leaving", ALL, short=False),
     Strike("load", 1, short=False),
     Strike("unload", 0, short=False),

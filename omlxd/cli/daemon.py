@@ -63,7 +63,13 @@ def restart(
     now: Now = False,
 ) -> None:
     """Stop the daemon if it runs, and start it with these options."""
+    from omlxd.cli.supervised import restart_service  # what only a restart asks for
+
     options = _checked(max_memory, hard_limit, manifest, policy)
+    given = (max_memory, hard_limit, manifest, policy) != (None, None, None, None)
+    if (status := restart_service(home_of(context), now=now, options_given=given)) is not None:
+        output.data(ready_line({"pid": status["pid"]}, client_of(context)))
+        return
     try:
         _stop(home_of(context), client_of(context), now=now)
     except DaemonNotRunning:

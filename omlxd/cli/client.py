@@ -17,6 +17,7 @@ from omlxd.core.errors import DaemonNotRunning, NotPermitted, OmlxError, Unreach
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 ANSWER_TIMEOUT_S: Final = 10.0
+EVENT_STREAM: Final = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Client:
 
         Raises the daemon's error when a `data:` frame is one, and Unreachable when the stream breaks off.
         """
-        with self._answer("POST", path, body, accept="text/event-stream", timeout_s=None) as answer:
+        with self._answer("POST", path, body, accept=EVENT_STREAM, timeout_s=None) as answer:
             for raw in answer:
                 line = raw.decode("utf-8", "replace").rstrip("\r\n")
                 if line.startswith(":"):
@@ -92,7 +93,7 @@ class Client:
         self, method: str, path: str, body: Mapping[str, Any] | None, *, accept: str, timeout_s: float | None
     ) -> Iterator[http.client.HTTPResponse]:
         connection = _UnixConnection(self.socket_path, timeout_s)
-        headers = {"Accept": accept}
+        headers = {"Accept": accept} | ({"Omlxd-Progress": "true"} if accept == EVENT_STREAM else {})
         payload = None
         if body is not None:
             payload, headers["Content-Type"] = json.dumps(body).encode(), "application/json"

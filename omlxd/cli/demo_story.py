@@ -152,7 +152,8 @@ class _Story:
 
     def show_status(self) -> None:
         """Memory and models, as `omlxd status` shows them."""
-        from omlxd.cli.render import console, draw, memory_lines, models_table  # Rich, only where a table is drawn
+        from omlxd.cli.render import console, draw  # Rich, only where a table is drawn
+        from omlxd.cli.status_page import memory_lines, models_table
 
         status = self._client.get("/v1/control/status")
         output.data("\n  $ omlxd status")

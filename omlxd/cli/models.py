@@ -12,7 +12,7 @@ from omlxd.cli.client import Client, model_path
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json, Model
 from omlxd.core.errors import Unreachable, from_json
-from omlxd.core.units import format_bytes, format_duration
+from omlxd.core.units import format_bytes, format_duration, format_left
 
 
 def models(context: typer.Context, json: Json = False) -> None:
@@ -119,10 +119,14 @@ def _warn(answer: dict[str, Any]) -> None:
 
 
 def _progress_text(progress: dict[str, Any]) -> str:
-    text = f"{progress.get('state', 'loading')} {progress['model']}{output.percent(progress)}"
+    """`loading big 42% of 1.20 GiB, 3 s left`, or what it waits for."""
+    if progress.get("state") == "waiting":
+        return f"{progress['model']}: {progress.get('note') or 'waiting'}"
+    text = f"loading {progress['model']}{output.percent(progress)}"
     if progress.get("total_bytes"):
         text += f" of {format_bytes(progress['total_bytes'])}"
-    return f"{text}: {progress['note']}" if progress.get("note") else text
+    left_s = progress.get("left_s")
+    return text if left_s is None else f"{text}, {format_left(left_s)}"
 
 
 def _weights(view: dict[str, Any]) -> str:

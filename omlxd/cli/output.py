@@ -24,6 +24,8 @@ _ASCII: Final = str.maketrans(
         "█": "#",
         "░": ".",
         "│": "|",
+        "└": "\\",
+        "›": ">",
         "✓": "+",
         "✗": "x",
     }
@@ -120,11 +122,12 @@ class Progress:
         self.clear()
 
     def show(self, text: str) -> None:
-        """Replace the line."""
+        """Replace the line; a percentage in it gets a bar. What is longer than the terminal is cut off."""
         if self._live and text != self._shown:
-            sys.stderr.write(f"\r\x1b[2K{ornamented(text, sys.stderr)}")
-            sys.stderr.flush()
             self._shown = text
+            line = ornamented(with_bar(text), sys.stderr)
+            sys.stderr.write(f"\r\x1b[2K{cut(line, _columns(sys.stderr) - 1)}")
+            sys.stderr.flush()
 
     def clear(self) -> None:
         """Take the line away, before anything else is written."""
@@ -132,6 +135,37 @@ class Progress:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
             self._shown = ""
+
+
+def with_bar(text: str, cells: int = 20) -> str:
+    """The text with a bar before its first percentage, if it has one."""
+    before, sign, after = text.partition("%")
+    words, _, number = before.rstrip().rpartition(" ")
+    if not sign or not number.isdigit():
+        return text
+    filled = min(100, int(number)) * cells // 100
+    return f"{words} {'█' * filled}{'░' * (cells - filled)} {number}%{after}".lstrip()
+
+
+def cut(text: str, columns: int) -> str:
+    """The text on one line of at most so many columns, without what would move the cursor."""
+    from unicodedata import east_asian_width  # for the rare text that is long or foreign
+
+    shown, used = "", 0
+    for char in text:
+        char = char if char.isprintable() else "?"
+        used += 2 if east_asian_width(char) in "WF" else 1
+        if used > columns:
+            break
+        shown += char
+    return shown
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def percent(done: Mapping[str, Any]) -> str:

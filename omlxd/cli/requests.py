@@ -18,7 +18,8 @@ def requests(context: typer.Context, json: Json = False) -> None:
     if json:
         output.data_json(answer)
     elif answer["requests"]:
-        from omlxd.cli.render import draw, requests_table  # Rich, only where a table is drawn
+        from omlxd.cli.render import draw  # Rich, only where a table is drawn
+        from omlxd.cli.status_page import requests_table
 
         draw(requests_table(answer["requests"]))
     else:

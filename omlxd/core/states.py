@@ -105,7 +105,11 @@ class EnforcerView:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """One model of the manifest as `status` and `models` show it."""
+    """One model of the manifest as `status` and `models` show it.
+
+    `load_progress` is 0 to 1 and `load_left_s` a guess, both while it is being loaded; `waits_for` says in words what
+    its load waits for before that.
+    """
 
     name: str
     state: EntryState
@@ -125,11 +129,16 @@ class ModelView:
     load_progress: float | None
     context_length: int | None
     error: str | None
+    load_left_s: float | None = None
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One generation in flight; `parks` counts how often it gave its memory back and waited for it again."""
+    """One generation in flight; `parks` counts how often it gave its memory back and waited for it again.
+
+    `waits_for` says in words what it waits for, while it waits.
+    """
 
     id: str
     model: str
@@ -139,6 +148,7 @@ class RequestView:
     generated_tokens: int
     age_s: float
     parks: int = 0
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

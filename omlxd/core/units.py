@@ -116,6 +116,11 @@ def format_duration(duration_s: float) -> str:
     return f"{seconds} s"
 
 
+def format_left(left_s: float) -> str:
+    """How long something is likely to take still, in whole seconds, since it is a guess: `3 s left`."""
+    return f"{format_duration(float(max(1, round(left_s))))} left"
+
+
 def _ratio(number: str) -> tuple[int, int]:
     """A decimal text as an exact numerator and a power of ten."""
     whole, _, decimals = number.partition(".")

@@ -16,6 +16,7 @@ from omlxd.core.events import Event, EventName
 from omlxd.core.graceful import PARKED_ENOUGH
 from omlxd.core.memory import MemoryReading
 from omlxd.core.states import EntryState
+from omlxd.core.waits import request_waits_for
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import no_room, prompt_too_large
@@ -148,6 +149,7 @@ class Door:
             return chunk if admitted else None
         finally:
             self._queue.remove(ticket)
+            ticket.generation.waits_for = None
             if ticket.admitted and not admitted:  # its caller went away, or its model did, in that very moment
                 self.release(ticket.entry, ticket.generation.id)
             self.wake()
@@ -239,6 +241,7 @@ class Door:
 
     def _wait_longer(self, ticket: Ticket, answer: Admission) -> None:
         now_s = self._pool.clock()
+        ticket.generation.waits_for = request_waits_for(answer)
         if not ticket.told:
             ticket.told = True
             fields = {"reason": answer.why, "short_bytes": answer.short_bytes, "blockers": list(answer.blockers)}

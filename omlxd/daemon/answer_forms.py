@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from omlxd.core.answer_form import ANY_OBJECT, AnswerForm
 from omlxd.core.errors import InvalidRequest
@@ -35,13 +36,19 @@ def _settle(form: AnswerForm, schema_field: str, tool_fields: Mapping[str, str])
     for tool in form.tools:
         function = tool["function"]
         schema, strict = function.get("parameters"), bool(function.get("strict"))
-        problem = check_schema(json.dumps(schema), lenient=not strict) if schema else None
+        problem = _problem_of(schema, strict) if schema else None
         if problem and strict:
             raise _unsupported(tool_fields[function["name"]], problem)
         if problem:
             tool = {**tool, "function": {**function, "parameters": json.loads(ANY_OBJECT)}}
         tools.append(tool)
     return replace(form, tools=tuple(tools))
+
+
+def _problem_of(schema: dict[str, Any], strict: bool) -> str | None:
+    if strict and schema.get("type", "object") != "object":
+        return "arguments are an object"
+    return check_schema(json.dumps({**schema, "type": "object"}), lenient=not strict)
 
 
 def _unsupported(field: str, problem: str) -> InvalidRequest:

@@ -16,6 +16,7 @@ from omlxd.core.manifest import Manifest, max_memory_bytes
 from omlxd.core.states import DaemonState, StatusView
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
+from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.planning import Surroundings, default_backend, limits_in_force, neighbours_of, planner_of
 from omlxd.daemon.pool import EnginePool
@@ -48,6 +49,7 @@ class Daemon:
     enforcer: ProcessMemoryEnforcer
     monitor: MemoryMonitor
     state_file: StateFile
+    history: MemoryHistory
     stop: StopOrder = field(default_factory=StopOrder)
     state: DaemonState = DaemonState.STARTING
     api: str | None = None

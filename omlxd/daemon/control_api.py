@@ -43,6 +43,7 @@ def routes(daemon: Daemon) -> list[Route]:
         Route(f"{CONTROL_PREFIX}/requests", api.requests, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/requests/{{id}}", api.abort, methods=["DELETE"]),
         Route(f"{CONTROL_PREFIX}/plan", api.plan, methods=["GET"]),
+        Route(f"{CONTROL_PREFIX}/history", api.history, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/events", api.events, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/stop", api.stop, methods=["POST"]),
     ]
@@ -125,6 +126,9 @@ class _ControlApi:
         surroundings = self._daemon.surroundings(request.query_params.get("max_memory"))
         made = await asyncio.to_thread(make_plan, surroundings, names, tokens or None, rows)
         return JsonResponse(plan_json(surroundings, made))
+
+    async def history(self, request: Request) -> Response:
+        return _answer(**self._daemon.history.to_json())
 
     async def events(self, request: Request) -> Response:
         since, following = _whole(request, "since"), _flag(request, "follow")

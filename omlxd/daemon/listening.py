@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from omlxd.core.states import EntryState, RequestState
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Chunk, Generation
+from omlxd.daemon.waits import progress_words
 from omlxd.engine.protocol import Engine
 
 HEARTBEAT_S = 1.0
@@ -48,13 +48,15 @@ async def hear_pieces(
                     yield index, piece
 
 
-async def wait_before_stream(generations: Sequence[Generation]) -> bool:
+async def wait_before_stream(generations: Sequence[Generation], *, wants_progress: bool = False) -> bool:
     """Wait while an HTTP status may still say what is wrong; True whatever came of it.
 
     That is until all prompts are known to fit (a model that was never loaded has no tokenizer before its load begins),
-    but not for ever, and then a moment for the first one to say something.
+    but not for ever, and then a moment for the first one to say something. A client that wants to see the progress
+    waits for that moment only.
     """
-    await asyncio.gather(*(generation.wait_judged(JUDGED_S) for generation in generations))
+    if not wants_progress:
+        await asyncio.gather(*(generation.wait_judged(JUDGED_S) for generation in generations))
     waiting = [asyncio.ensure_future(generation.wait(HEARTBEAT_S)) for generation in generations]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -74,16 +76,7 @@ async def close_all(generations: Sequence[Generation]) -> None:
 def waiting_for(daemon: Daemon, generations: Sequence[Generation]) -> str:
     """What the request waits for now, in a few words."""
     generation = next((each for each in generations if not each.ended), generations[0])
-    view = daemon.monitor.model(generation.model)
-    if view.state is EntryState.LOADING:
-        return f"loading {view.name} {100 * (view.load_progress or 0):.0f}%"
-    if generation.state is RequestState.PREFILL:
-        return f"prompt {generation.prefilled_tokens}/{generation.prompt_tokens}"
-    if generation.state is RequestState.PARKED:
-        return "parked, waits for memory"
-    if generation.state is RequestState.DECODE:
-        return "working"
-    return f"waiting for {view.name}"
+    return progress_words(daemon.pool, generation)
 
 
 async def _one(generation: Generation) -> AsyncGenerator[Heard | None, None]:

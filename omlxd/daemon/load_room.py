@@ -12,6 +12,7 @@ from omlxd.core.memory import MemoryReading
 from omlxd.core.room import Room, RoomKind, make_room
 from omlxd.core.states import EntryState
 from omlxd.core.turnover import TurnDecision, TurnKind, decide_turn
+from omlxd.core.waits import load_waits_for
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.load_ticket import LoadTicket
 from omlxd.daemon.refusals import does_not_fit, no_room_beside, nobody_asks, still_busy, system_short
@@ -66,7 +67,7 @@ class LoadRoom:
             now_s = pool.clock()
             if turn is not None and turn.kind is TurnKind.CLOSE:
                 self._close(ticket, turn)
-            ticket.tell(room.why if turn is None else turn.why)
+            ticket.tell(load_waits_for(room))
             if not told:
                 told = True
                 self._tell_waiting(ticket, room)
@@ -127,7 +128,7 @@ class LoadRoom:
     ) -> None:
         """Unload the first of them; what it still runs is parked."""
         victim = victims[0]
-        ticket.tell(f"unloads `{victim}` first")
+        ticket.tell(f"unloading `{victim}` first")
         numbers = {"victims": list(victims), "need_bytes": room.need_bytes, "short_bytes": room.short_bytes}
         candidates = [
             replace(each, chosen=True, why="its turn is over") if each.model in victims and not each.chosen else each

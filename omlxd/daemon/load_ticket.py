@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.memory import MemoryReading
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
     from omlxd.daemon.entry import EnginePoolEntry
 
 
+SPEED_SEEN_S: Final = 0.5  # slices are told in crowds while the loop is busy: less says nothing about their speed
+NO_NOTE: Final = "waiting for its turn"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadStatus:
-    """How a load gets on: `state` is `waiting` or `loading`, `note` says what it waits for."""
+    """How a load gets on: `state` is `waiting` or `loading`, `note` says what it waits for, `left_s` is a guess."""
 
     model: str
     state: str
     done_bytes: int
     total_bytes: int
     note: str | None = None
+    left_s: float | None = None
 
 
 OnProgress = Callable[[LoadStatus], None]
@@ -40,7 +45,7 @@ class LoadTicket:
         self.begun = False  # the engine has told something about it
         self.done_bytes = 0
         self.total_bytes = entry.weights_bytes or 0
-        self.note: str | None = "waits for its turn"
+        self.note: str | None = NO_NOTE
         self.by_user = False  # somebody asked for the model itself, and not only for an answer of it
         self.modest = False  # it takes nobody's memory: it loads if it fits as things are
         self.asked_s = entry.clock()
@@ -55,6 +60,8 @@ class LoadTicket:
         self.not_before_s = 0.0  # on the loop's clock
         self.put_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # this try is over
         self.listeners: list[OnProgress] = []
+        self._began_s: float | None = None
+        self._first: tuple[float, int] | None = None  # when the engine told of the first bytes, and how many
         self._asking = 0
         self._stop = stop
         self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -64,7 +71,21 @@ class LoadTicket:
     def status(self) -> LoadStatus:
         """For listeners and views."""
         state = "loading" if self.entry.state is EntryState.LOADING else "waiting"
-        return LoadStatus(self.entry.name, state, self.done_bytes, self.total_bytes, self.note)
+        return LoadStatus(self.entry.name, state, self.done_bytes, self.total_bytes, self.note, self.left_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that the rest will take if it goes on as it did; before that as the last time; None if unknown."""
+        if self._began_s is None:
+            return None
+        now_s, left_bytes = self.entry.clock(), max(0, self.total_bytes - self.done_bytes)
+        first_s, first_bytes = self._first or (now_s, 0)
+        if now_s - first_s < SPEED_SEEN_S:  # its beginning is slower than the rest, but better than no measure
+            first_s, first_bytes = self._began_s, 0
+        if self.done_bytes > first_bytes and now_s > first_s:
+            return left_bytes * (now_s - first_s) / (self.done_bytes - first_bytes)
+        last = self.entry.last_load
+        return None if last is None else max(0.0, last.load_s - (now_s - self._began_s))
 
     @property
     def waiting(self) -> WaitingLoad:
@@ -91,10 +112,23 @@ class LoadTicket:
         """The try that stopped is over and its memory is back; the next one comes after `delay_s`."""
         loop = asyncio.get_running_loop()
         self.begun, self.done_bytes = False, 0
+        self._began_s = self._first = None
         self.gives_way, self.task = None, None
         self.retries, self.not_before_s = self.retries + 1, loop.time() + delay_s
         self.put_off.set_result(None)
         self.put_off = loop.create_future()
+
+    def begin(self) -> None:
+        """There is room, and the engine is given the order."""
+        self._began_s = self.entry.clock()
+        self.tell(None)
+
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
+        """The engine has so much of it."""
+        self.done_bytes, self.total_bytes, self.begun = done_bytes, total_bytes, True
+        if self._first is None and done_bytes:
+            self._first = (self.entry.clock(), done_bytes)
+        self.tell(None)
 
     def tell(self, note: str | None) -> None:
         """Tell the listeners how it gets on."""

@@ -127,8 +127,7 @@ class LoadQueue:
     def progress(self, entry: EnginePoolEntry, order: int, done_bytes: int, total_bytes: int) -> None:
         """The engine has a slice more."""
         if (ticket := entry.ticket) is not None and ticket.order_id == order:
-            ticket.done_bytes, ticket.total_bytes, ticket.begun = done_bytes, total_bytes, True
-            ticket.tell(None)
+            ticket.progress(done_bytes, total_bytes)
 
     def done(self, entry: EnginePoolEntry, order: int, info: ModelInfo, reading: MemoryReading) -> None:
         """The engine has all of it; one that was cancelled too late, or is larger than predicted, is unloaded again."""
@@ -322,7 +321,7 @@ class LoadQueue:
         link.wanted.load = order
         link.changed()
         self._pool.ledger.reserve_weights(entry.name, entry.weights_bytes or 0)
-        ticket.tell(None)
+        ticket.begin()
         figures = {"weights_bytes": order.weights_bytes, "path": order.path}
         self._emit(EventName.LOAD_STARTED, entry, figures, request=ticket.for_request)
 

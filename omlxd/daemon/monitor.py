@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, ModelView, RequestState, RequestView
@@ -10,6 +11,7 @@ from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.ttl import ttl_left_s
+from omlxd.daemon.waits import load_waits, request_waits
 
 
 class MemoryMonitor:
@@ -73,7 +75,10 @@ class MemoryMonitor:
 
     def requests(self) -> tuple[RequestView, ...]:
         """The generations in flight."""
-        return tuple(generation.view() for generation in self._pool.generations)
+        return tuple(
+            replace(generation.view(), waits_for=request_waits(self._pool, generation))
+            for generation in self._pool.generations
+        )
 
     def recent_decisions(self) -> tuple[Mapping[str, Any], ...]:
         """The last decisions, oldest first."""
@@ -107,6 +112,8 @@ class MemoryMonitor:
             last_used_s=None if used_s is None else max(0.0, now_s - used_s),
             ttl_left_s=ttl_left_s(entry, now_s),
             load_progress=entry.load_progress,
+            load_left_s=entry.ticket.left_s if entry.ticket is not None else None,
+            waits_for=load_waits(self._pool, entry),
             context_length=entry.context_length,
             error=None if entry.error is None or entry.state is EntryState.LOADED else entry.error.message,
         )

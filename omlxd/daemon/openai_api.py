@@ -29,6 +29,8 @@ from omlxd.engine.protocol import TextCodec
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+PROGRESS_HEADER = "omlxd-progress"
+"""Sent by who would rather have comments about a wait at once than an HTTP status for a prompt that is refused."""
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -119,7 +121,9 @@ class _OpenAiApi:
     async def _stream(self, request: Request, answer: Answer) -> Response:
         """A prompt that is refused gets a real HTTP status; what fails later may have to be a frame of the stream."""
         generations = [reply.generation for reply in answer.replies]
-        heard = await while_connected(request, wait_before_stream(generations))
+        heard = await while_connected(
+            request, wait_before_stream(generations, wants_progress=PROGRESS_HEADER in request.headers)
+        )
         failed = next((each.error for each in generations if each.error and not each.generated_tokens), None)
         if heard is None or failed is not None:
             await close_all(generations)

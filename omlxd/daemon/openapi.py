@@ -54,6 +54,7 @@ OPERATIONS = (
     Operation("GET", f"{CONTROL_PREFIX}/requests", "The requests in flight"),
     Operation("DELETE", f"{CONTROL_PREFIX}/requests/{{id}}", "Abort a request"),
     Operation("GET", f"{CONTROL_PREFIX}/plan", "What would fit"),
+    Operation("GET", f"{CONTROL_PREFIX}/history", "Memory used in the last minutes"),
     Operation("GET", f"{CONTROL_PREFIX}/events", "Events as lines of JSON", query=("since", "follow")),
     Operation("POST", f"{CONTROL_PREFIX}/stop", "Drain and stop", StopBody),
 )

@@ -16,6 +16,7 @@ from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.home import Home
 from omlxd.daemon.machine import find_machine
+from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of
 from omlxd.daemon.pool import EnginePool
@@ -55,6 +56,7 @@ async def assemble(
         monitor=MemoryMonitor(pool, enforcer),
         state_file=state_file,
         stop=stop,
+        history=MemoryHistory(lambda: pool.engine.read().pressure_bytes(pool.limits.policy)),
     )
     bus.add_sink(daemon.tallies.count)
     _restore(daemon, saved)

@@ -1,4 +1,4 @@
-"""What watches a daemon beside the enforcer: time to live, stalls, pauses, sleep, and the manager's watchdog."""
+"""What watches a daemon beside the enforcer: time to live, stalls, pauses, sleep, memory, the manager's watchdog."""
 
 from __future__ import annotations
 
@@ -40,4 +40,5 @@ def watchers_of(daemon: Daemon, manager: ServiceManager, assertion: SleepAsserti
         Watchdog(manager, pool.engine, daemon.enforcer),
         KeepAwake(pool, assertion if settings.keep_awake else None, emit),
         PauseWatch(emit),
+        daemon.history,
     )

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import InvalidRequest
-from omlxd.engine.call_formats import CallFormat, Tagged
+from omlxd.engine.call_formats import NUMBER, CallFormat, Tagged
 from omlxd.engine.grammars import json_rule
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The parameters of a function that names none."""
-_MARKERS = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\]|NUMBER|\n)")
+_MARKERS = re.compile(rf"(<[^<>\s]+>|\[[A-Z_]+\]|{NUMBER}|\n)")
 _KEY = re.compile(r"[^\s<>\"']+")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_QUOTED = r"""/"([^"\\\n]|\\["\\nt])*"/"""
+"""A text as both Python and JSON write it."""
+_Argument = tuple[str, dict[str, Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class _Writer:
             self._rules["thought"] = f"{self._text_before(reasoning.end)} BREAK BREAK"
             first = "thought" if reasoning.begun else f"({self._term(reasoning.start)} thought)?"
             start = f"{first} ({start})"
-        fixed = {"TEXT": r"/(.|\n)*/", "BREAK": r"/\n?/", "NUMBER": "/[0-9]{1,3}/"}
+        fixed = {"TEXT": r"/(.|\n)*/", "BREAK": r"/\n?/", "NUMBER": "/[0-9]{1,3}/", "QUOTED": _QUOTED}
         return "".join(f"{name}: {rule}\n" for name, rule in {"start": start, **self._rules, **fixed}.items())
 
     def _answer(self) -> str:
@@ -112,38 +116,63 @@ class _Writer:
         name, schema = str(function["name"]), function.get("parameters") or NO_ARGUMENTS
         if not re.fullmatch(written.names, name, re.ASCII):
             raise self._refused("one of the tools has a name that this model cannot write")
-        if written.tagged is None:
-            self._rules[f"arguments_{at}"] = json_rule(schema, lenient=not function.get("strict"))
-            arguments = f"arguments_{at}"
-        else:
-            if function.get("strict"):
-                raise self._refused("the format of this model's tool calls has no `strict`")
+        if function.get("strict") and (written.tagged or written.keywords):
+            raise self._refused("the format of this model's tool calls has no `strict`")
+        if written.keywords:
+            arguments = self._keywords(f"argument_{at}", schema)
+        elif written.tagged is not None:
             arguments = self._tagged(written.tagged, f"argument_{at}", schema)
+        else:
+            an_object = {**schema, "type": "object"}  # whatever else the schema would let them be
+            self._rules[f"arguments_{at}"] = json_rule(an_object, lenient=not function.get("strict"))
+            arguments = f"arguments_{at}"
         before = self._term(written.before.replace("NAME", name))
         self._rules[f"call_{at}"] = " ".join(filter(None, (before, arguments, self._term(written.behind))))
         return f"call_{at}"
 
     def _tagged(self, tagged: Tagged, rule: str, schema: Mapping[str, Any]) -> str:
-        properties = schema.get("properties") or {}
-        if schema.get("type", "object") != "object" or not all(map(_KEY.fullmatch, properties)):
-            raise self._refused("this model's format of tool calls has a tag for each argument, and takes no others")
-        terms = []
-        for number, (key, value) in enumerate(properties.items()):
-            name = f"{rule}_{number}"
-            shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-            self._rules[name] = f"{self._term(tagged.before.replace('KEY', key))} {self._value(tagged, value, shared)}"
-            terms.append(name if key in schema.get("required", ()) else f"({name})?")
+        """Each argument in its tags, in order. The parsers take what has no single type for a text."""
+        terms, behind = [], self._term(tagged.behind)
+        for number, (key, value, is_needed) in enumerate(self._arguments(schema, _KEY)):
+            if words := _words(value):
+                told = f"({' | '.join(map(json.dumps, words))}) {behind}"
+            elif value.get("type", "string") == "string":
+                told = self._text_before(tagged.behind)
+            else:
+                told = f"{json_rule(value, lenient=True)} {behind}"
+            self._rules[f"{rule}_{number}"] = f"{self._term(tagged.before.replace('KEY', key))} {told}"
+            terms.append(f"{rule}_{number}" if is_needed else f"({rule}_{number})?")
         return " ".join(terms)
 
-    def _value(self, tagged: Tagged, schema: Any, shared: Mapping[str, Any]) -> str:
-        """A value with what stands behind it. The parsers take what has no single type for a text."""
-        behind = self._term(tagged.behind)
-        words = schema.get("enum") if isinstance(schema, Mapping) else None
-        if words and all(isinstance(word, str) for word in words):
-            return f"({' | '.join(map(json.dumps, words))}) {behind}"
-        if not isinstance(schema, Mapping) or schema.get("type", "string") == "string":
-            return self._text_before(tagged.behind)
-        return f"{json_rule({**schema, **shared}, lenient=True)} {behind}"
+    def _keywords(self, rule: str, schema: Mapping[str, Any]) -> str:
+        """Arguments of a call in Python: first those that are needed, then the others."""
+        needed: list[str] = []
+        others: list[str] = []
+        for number, (key, value, is_needed) in enumerate(self._arguments(schema, _IDENTIFIER)):
+            if words := _words(value):
+                told = f"({' | '.join(json.dumps(json.dumps(word)) for word in words)})"
+            elif value.get("type", "string") == "string":
+                told = "QUOTED"
+            else:
+                told = json_rule(value, lenient=True)
+            self._rules[f"{rule}_{number}"] = f"{json.dumps(f'{key}=')} {told}"
+            (needed if is_needed else others).append(f"{rule}_{number}")
+        comma = '", "'
+        if needed:
+            return " ".join([f" {comma} ".join(needed), *(f"({comma} {each})?" for each in others)])
+        chains = []  # whichever of the others comes first has no comma before it
+        for at, first in enumerate(others):
+            chains.append(" ".join([first, *(f"({comma} {each})?" for each in others[at + 1 :])]))
+        return f"({' | '.join(chains)})?" if chains else ""
+
+    def _arguments(self, schema: Mapping[str, Any], keys: re.Pattern[str]) -> Iterator[_Argument]:
+        """Name, schema and whether it is needed, of each."""
+        properties = schema.get("properties") or {}
+        if schema.get("type", "object") != "object" or not all(map(keys.fullmatch, properties)):
+            raise self._refused("this model writes arguments one by one by their names, and has none for these")
+        shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+        for key, value in properties.items():
+            yield key, {**value, **shared} if isinstance(value, Mapping) else {}, key in schema.get("required", ())
 
     def _text_before(self, text: str) -> str:
         """Any text, and `text` behind it."""
@@ -160,8 +189,8 @@ class _Writer:
         """The text itself, its markers as tokens where they are; nothing for no text."""
         terms = []
         for part in _MARKERS.split(text):
-            if part == "NUMBER":
-                terms.append(part)
+            if part == NUMBER:
+                terms.append("NUMBER")
             elif part == "\n":
                 terms.append("BREAK")
             elif (token := self._speech.token_of(part)) is not None:
@@ -176,3 +205,9 @@ class _Writer:
             hint="leave it to the model: send `auto`, or leave it out",
             details={"param": self._form.param},
         )
+
+
+def _words(schema: Mapping[str, Any]) -> list[str]:
+    """The texts that a value may be, when it may be nothing else."""
+    words = schema.get("enum") or []
+    return list(words) if all(isinstance(word, str) for word in words) else []

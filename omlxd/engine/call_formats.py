@@ -25,7 +25,7 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """What stands around and between calls; a line break in these texts may be left out.
+    """What stands around and between calls; a line break in these texts may be left out, and `NUMBER` is some digits.
 
     Attributes:
         start, end: the markers that mlx-lm's parser goes by, around a section of calls.
@@ -34,7 +34,8 @@ class CallFormat:
         opening, closing: around the calls of a section.
         between: between the calls of a section; None when each has a section of its own.
         names: a pattern of the names of tools that can be written.
-        tagged: how arguments are written; None for one JSON object.
+        tagged: how each argument is written.
+        keywords: arguments are those of a call in Python; without this and `tagged` they are one JSON object.
     """
 
     start: str
@@ -46,14 +47,17 @@ class CallFormat:
     between: str | None = None
     names: str = ANY_NAME
     tagged: Tagged | None = None
+    keywords: bool = False
 
 
+NUMBER = "\0"
+"""Stands for a number in a format; no name of a tool holds it."""
 _FORMATS: Mapping[str, CallFormat] = {
     "json_tools": CallFormat("<tool_call>", "</tool_call>", '\n{"name": "NAME", "arguments": ', "}\n"),
     "kimi_k2": CallFormat(
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
-        "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>",
+        f"<|tool_call_begin|>functions.NAME:{NUMBER}<|tool_call_argument_begin|>",
         "<|tool_call_end|>",
         between="",
     ),
@@ -80,6 +84,17 @@ _FORMATS: Mapping[str, CallFormat] = {
         "",
         names=WORD,
         tagged=Tagged("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n"),
+    ),
+    "pythonic": CallFormat(
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "NAME(",
+        ")",
+        opening="[",
+        closing="]",
+        between=", ",
+        names=r"[A-Za-z_][\w.]*",
+        keywords=True,
     ),
 }
 _MISTRAL = CallFormat("[TOOL_CALLS]", "", "NAME[ARGS]", "", names=WORD)

@@ -42,7 +42,7 @@ def _look(daemon: RunningDaemon, when: str, scratch: Scratch) -> Iterator[Row]:
     environment = {**os.environ, "OMLXD_HOME": str(daemon.home.root)}
 
     def process() -> None:
-        command = [*_omlxd(), "status", "--json"]
+        command = [*omlxd(), "status", "--json"]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
     def floor() -> None:
@@ -53,20 +53,22 @@ def _look(daemon: RunningDaemon, when: str, scratch: Scratch) -> Iterator[Row]:
     for _ in range(scratch.rounds(21, 5)):
         for work, wall_ms, cpu_ms in ((process, ours, ours_cpu), (floor, peer, peer_cpu)):
             before_ms = _children_cpu_ms()
-            wall_ms.append(_milliseconds(work))
+            wall_ms.append(milliseconds(work))
             cpu_ms.append(_children_cpu_ms() - before_ms)
     yield against(f"omlxd status --json, {when}", "ms", ours, PEER, peer, PROCESS_TARGET)
     yield against("  its processor time", "ms", ours_cpu, PEER, peer_cpu)
-    answers = [_milliseconds(daemon.status) for _ in range(scratch.rounds(60, 10))]
+    answers = [milliseconds(daemon.status) for _ in range(scratch.rounds(60, 10))]
     yield alone(f"GET /v1/control/status, {when}", "ms", answers, DAEMON_TARGET)
 
 
-def _omlxd() -> Sequence[str]:
+def omlxd() -> Sequence[str]:
+    """The command as people run it."""
     script = Path(sys.executable).with_name("omlxd")
     return [str(script)] if script.exists() else [sys.executable, "-m", "omlxd"]
 
 
-def _milliseconds(work: Callable[[], object]) -> float:
+def milliseconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
     began_s = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - began_s)

@@ -66,6 +66,16 @@ def test_status_tells_what_belongs_to_nobody_where_it_is_worth_telling(omlxd: Om
         assert (f"unaccounted {unaccounted}" in line) is told
 
 
+def test_status_says_what_loads_and_requests_wait_for(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    body = STATUS.to_json()
+    body["models"][1]["waits_for"] = "waiting for `chat` to finish, 1.20 GiB short"
+    body["requests"][0].update(state="waiting", waits_for="waiting for `small` to be loaded")
+    fake.routes["GET /v1/control/status"] = as_json(body)
+    lines = omlxd("status").stdout.splitlines()
+    assert "small: waiting for `chat` to finish, 1.20 GiB short" in lines
+    assert "r7: waiting for `small` to be loaded" in lines
+
+
 def test_status_names_each_model_s_prefix_cache_where_there_is_one(omlxd: Omlxd, fake: FakeDaemon) -> None:
     assert "prefix caches:" not in omlxd("status").stdout
     body = STATUS.to_json()

@@ -141,7 +141,7 @@ def _on_a_terminal(environment: dict[str, str], *arguments: str) -> str:
 def test_a_terminal_sees_the_loading_and_then_only_the_text(fake: FakeDaemon, environment: dict[str, str]) -> None:
     fake.routes[CHAT_ROUTE] = ANSWER
     seen = _on_a_terminal(environment | {"TERM": "xterm"}, "run", "chat", "hello")
-    assert seen == "\r\x1b[2Kloading chat 42%\r\x1b[2KHello ä\n"
+    assert seen == "\r\x1b[2Kloading chat ████████░░░░░░░░░░░░ 42%\r\x1b[2KHello ä\n"
 
 
 def test_a_dumb_terminal_is_not_redrawn(fake: FakeDaemon, environment: dict[str, str]) -> None:
@@ -156,6 +156,6 @@ def test_a_terminal_without_a_prompt_gets_a_hint(fake: FakeDaemon, environment: 
 
 def test_colours_only_on_a_terminal_that_wants_them(fake: FakeDaemon, environment: dict[str, str]) -> None:
     colourful = environment | {"TERM": "xterm-256color"}
-    assert "\x1b[" not in _on_a_terminal(colourful, "status")
+    assert "\x1b[" not in _on_a_terminal(colourful, "status", "--once")
     colourful.pop("NO_COLOR")
-    assert "\x1b[32mready\x1b[0m" in _on_a_terminal(colourful, "status")
+    assert "\x1b[32mready\x1b[0m" in _on_a_terminal(colourful, "status", "--once")

@@ -55,6 +55,29 @@ def test_a_quick_command_imports_nothing_heavy(
     assert not imported & HEAVY
 
 
+COMPLETION = """
+import sys
+from omlxd.cli.entry import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+sys.stderr.write(",".join(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("words", ["omlxd ", "omlxd load ", "omlxd run --"])
+def test_a_tab_imports_nothing_heavy(fake: FakeDaemon, environment: dict[str, str], words: str) -> None:
+    tab = {"_OMLXD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPLETION], env=environment | tab, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split()
+    imported = {name.partition(".")[0] for name in done.stderr.split(",")}
+    assert "omlxd" in imported
+    assert not imported & HEAVY
+
+
 def test_a_table_costs_rich_and_nothing_more(fake: FakeDaemon, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROBE, "status"], env=environment, capture_output=True, text=True, timeout=60

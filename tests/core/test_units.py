@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlxd.core.errors import InvalidRequest
-from omlxd.core.units import MAX_DURATION_S, MAX_SIZE_BYTES, format_bytes, format_duration, parse_duration, parse_size
+from omlxd.core.units import (
+    MAX_DURATION_S,
+    MAX_SIZE_BYTES,
+    format_bytes,
+    format_duration,
+    format_left,
+    parse_duration,
+    parse_size,
+)
 
 GIB = 2**30
 
@@ -236,3 +244,8 @@ def _outcome(parse: Callable[[], float]) -> tuple[float, str | None]:
         return parse(), None
     except InvalidRequest as refused:
         return -1, refused.hint
+
+
+@pytest.mark.parametrize(("left_s", "said"), [(0.0, "1 s left"), (2.6, "3 s left"), (125.4, "2 min 5 s left")])
+def test_what_is_left_is_a_guess_in_whole_seconds(left_s: float, said: str) -> None:
+    assert format_left(left_s) == said

@@ -59,6 +59,7 @@ async def test_what_asks_for_nothing_is_free(form: AnswerForm) -> None:
         (AnswerForm('{"type":"objekt"}'), "schema"),
         (AnswerForm('{"not":{}}'), "schema"),
         (AnswerForm(tools=(tool("f", {"not": {}}, strict=True),)), "tools[3]"),
+        (AnswerForm(tools=(tool("f", {"type": "string"}, strict=True),)), "tools[3]"),
         (AnswerForm(ANY_OBJECT, tools=(tool("f", {"not": {}}, strict=True),)), "tools[3]"),
     ],
 )
@@ -72,7 +73,8 @@ async def test_what_cannot_be_followed_and_has_to_be_is_refused_by_its_field(for
 
 async def test_of_parameters_that_are_not_strict_what_is_no_schema_at_all_becomes_any_object() -> None:
     supported, passed_over = {"type": "object", "properties": {}}, {"type": "object", "not": {}}
-    tools = (tool("a", supported), tool("b", passed_over), tool("c", {"type": "objekt"}), tool("d", None))
+    wrong = {"type": "object", "properties": {"a": {"type": "objekt"}}}
+    tools = (tool("a", supported), tool("b", passed_over), tool("c", wrong), tool("d", None))
     form = await settle(AnswerForm(tools=tools, must_call=True), "schema", {})
     assert form is not None
     found = [each["function"]["parameters"] for each in form.tools]

@@ -104,11 +104,13 @@ async def test_load_shows_progress_as_lines_and_ends_with_the_result(tmp_path: P
         *progress, last = answer.lines
         assert last["result"]["model"]["state"] == "loaded"
         assert all(
-            set(line["progress"]) == {"model", "state", "done_bytes", "total_bytes", "note"} for line in progress
+            set(line["progress"]) == {"model", "state", "done_bytes", "total_bytes", "note", "left_s"}
+            for line in progress
         )
         done = [line["progress"]["done_bytes"] for line in progress]
         assert done == sorted(done)
         assert progress[-1]["progress"]["total_bytes"] == 40 * MIB
+        assert progress[-1]["progress"]["left_s"] == 0.0
 
 
 async def test_a_failed_load_is_the_last_line_of_its_progress(tmp_path: Path) -> None:

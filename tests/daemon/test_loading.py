@@ -78,7 +78,7 @@ async def test_a_load_waits_for_a_busy_model_and_takes_its_place_when_it_is_idle
         await until_decoding(generation)
         notes: list[str | None] = []
         await pool.load("b", on_progress=lambda status: notes.append(status.note))
-        assert any(note and "waits for `a`" in note for note in notes)
+        assert "waiting for `a` to finish, 200 MiB short" in notes
         assert (await generation.text()).startswith("tok0")
         assert scene.states == {"a": "unloaded", "b": "loaded"}
     (waiting,) = scene.named(EventName.LOAD_WAITING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -91,6 +92,17 @@ async def test_the_last_chunk_has_the_figures_that_omlxd_run_shows(tmp_path: Pat
         assert done == "[DONE]"
         assert set(last["omlxd"]) == {"prompt_tokens", "generated_tokens", "first_token_s", "tokens_per_s"}
         assert last["omlxd"]["generated_tokens"] == 8
+
+
+async def test_who_wants_progress_is_told_how_far_the_load_is(tmp_path: Path) -> None:
+    engine = FakeEngine("thread", slice_bytes=MIB, step_s=0.05)
+    async with running(tmp_path, TWO, engine=engine) as daemon:
+        body = {"model": "chat", "messages": HELLO, "max_tokens": 2, "stream": True}
+        answer = await daemon.ask("POST", PATH, body, {"omlxd-progress": "true"})
+        comments = [line for line in answer.body.decode().split("\n\n") if line.startswith(":")]
+        assert re.fullmatch(r": loading chat \d+% of 40\.0 MiB, .* left", comments[0])
+        *_, last, done = frames(answer.body)
+        assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
 
 
 async def test_models_are_listed_with_their_aliases(tmp_path: Path) -> None:

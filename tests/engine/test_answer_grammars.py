@@ -67,6 +67,11 @@ CASES = {  # by parser: a template it is known by, one call as such a model writ
         '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
         '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
     ),
+    "pythonic": (
+        "<|tool_call_start|>",
+        '<|tool_call_start|>[weather(city="Bern", days=2)]<|tool_call_end|>',
+        "<|tool_call_start|>[now(), now()]<|tool_call_end|>",
+    ),
     "glm47": (
         "<arg_key>",
         "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n"
@@ -126,10 +131,25 @@ def test_a_forced_call_is_one_that_the_family_writes_and_its_parser_reads(
         walk = guide(codec, AnswerForm(tools=tools, must_call=True))
         assert takes(codec, walk, text) == text
         assert may_end(codec, walk)
-        if (parser, text) != ("glm47", two):  # its parser has no call without arguments
-            assert calls_in(codec, text, tools) == expected
+        assert calls_in(codec, text, tools) == expected
     assert takes(codec, guide(codec, AnswerForm(tools=tools, must_call=True)), "I think so") == ""
     assert not may_end(codec, guide(codec, AnswerForm(tools=tools, must_call=True)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "string"},
+        {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {}}},
+    ],
+)
+def test_arguments_are_an_object_whatever_their_schema_says(make: Callable[..., ChatCodec], schema: Any) -> None:
+    codec, before = make(), '<tool_call>\n{"name": "f", "arguments": '
+    form = AnswerForm(tools=({"type": "function", "function": {"name": "f", "parameters": schema}},), must_call=True)
+    assert takes(codec, guide(codec, form), before + '"x"') == before
+    assert takes(codec, guide(codec, form), before + "{}}\n</tool_call>") == before + "{}}\n</tool_call>"
 
 
 @pytest.mark.parametrize("parser", CASES)
@@ -144,12 +164,16 @@ def test_of_one_call_only_there_is_no_second(make: Callable[..., ChatCodec], par
     assert takes(codec, guide(codec, AnswerForm(tools=(NOW,), must_call=True, one_call=True)), one) != one
 
 
+@pytest.mark.parametrize("required", [["n"], []])
 @pytest.mark.parametrize("parser", CASES)
-def test_whatever_a_model_likes_best_its_forced_call_can_be_read(make: Callable[..., ChatCodec], parser: str) -> None:
+def test_whatever_a_model_likes_best_its_forced_call_can_be_read(
+    make: Callable[..., ChatCodec], parser: str, required: list[str]
+) -> None:
     codec = make(CASES[parser][0])
     properties = {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "unit": {"enum": ["C", "F"]}}
-    schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": "dial", "parameters": schema}}]
+    properties |= {"on": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "NUMBER_dial", "parameters": schema}}]
     constraint = codec.constrain(AnswerForm(tools=tuple(tools), must_call=True, one_call=True), [0], is_chat=True)
     assert constraint is not None
     for seed in range(20):
@@ -164,9 +188,10 @@ def test_whatever_a_model_likes_best_its_forced_call_can_be_read(make: Callable[
             said += codec.token_text(token)
         assert walk.is_complete
         ((name, arguments),) = calls_in(codec, said, tools)
-        assert name == "dial"
-        assert arguments["n"] in range(10)
+        assert name == "NUMBER_dial"
+        assert arguments.get("n", 0 if not required else None) in range(10)
         assert arguments.get("unit", "C") in ("C", "F")
+        assert arguments.get("on", True) in (True, False)
 
 
 def test_calls_that_are_not_forced_are_free_text_until_their_marker(make: Callable[..., ChatCodec]) -> None:
@@ -227,7 +252,7 @@ def test_a_model_reasons_before_its_json_where_its_prompt_lets_it(
 @pytest.mark.parametrize(
     ("template", "form", "words"),
     [
-        ("<|tool_call_start|>", AnswerForm(tools=(NOW,), must_call=True), "cannot be forced"),
+        ("<start_function_call>", AnswerForm(tools=(NOW,), must_call=True), "cannot be forced"),
         ("{{ messages }}", AnswerForm(tools=(NOW,), must_call=True), "cannot be forced"),
         (
             CASES["mistral"][0],
@@ -242,7 +267,7 @@ def test_a_model_reasons_before_its_json_where_its_prompt_lets_it(
         (
             CASES["qwen3_coder"][0],
             AnswerForm(tools=({"function": {"name": "f", "parameters": {"type": "array"}}},), must_call=True),
-            "a tag for each argument",
+            "one by one by their names",
         ),
         (TEMPLATE, AnswerForm('{"type":"objekt"}', param="response_format"), "no grammar"),
     ],
@@ -259,7 +284,7 @@ def test_a_form_that_the_model_cannot_be_held_to_is_refused_by_the_fields_name(
 
 def test_one_call_of_a_model_that_no_grammar_can_hold_is_left_to_who_hears_it(make: Callable[..., ChatCodec]) -> None:
     form = AnswerForm(tools=(NOW,), one_call=True)
-    assert make("<|tool_call_start|>").constrain(form, [0], is_chat=True) is None
+    assert make("<start_function_call>").constrain(form, [0], is_chat=True) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""What a command costs before it does anything: help, one Tab, and the status as a page, against an empty Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from tests.bench.report import Row, Target, against
+from tests.bench.scratch import Scratch
+from tests.bench.servers import our_daemon
+from tests.bench.status import PEER, milliseconds, omlxd
+
+TAB_TARGET = Target(150.0)
+TAB = {"_OMLXD_COMPLETE": "complete_bash", "COMP_WORDS": "omlxd load ", "COMP_CWORD": "2"}
+
+
+def run(scratch: Scratch) -> Iterator[Row]:
+    """Each beside `python -c pass`, in turns."""
+    with our_daemon(scratch.home("startup"), {"chat": scratch.llama(1)}) as daemon:
+        environment = {**os.environ, "OMLXD_HOME": str(daemon.home.root)}
+        for figure, command, more, target in (
+            ("omlxd --help", [*omlxd(), "--help"], {}, None),
+            ("one Tab: names of models from the daemon", omlxd(), TAB, TAB_TARGET),
+            ("omlxd status --once", [*omlxd(), "status", "--once"], {}, None),
+        ):
+            ours, floor = [], []
+            for _ in range(scratch.rounds(21, 5)):
+                ours.append(_process(command, environment | more))
+                floor.append(_process([sys.executable, "-c", "pass"], environment))
+            yield against(figure, "ms", ours, PEER, floor, target)
+
+
+def _process(command: Sequence[str], environment: Mapping[str, str]) -> float:
+    """Milliseconds from its start to its end."""
+    return milliseconds(lambda: subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL))

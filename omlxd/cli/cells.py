@@ -58,8 +58,8 @@ def speed(model: Mapping[str, Any]) -> str:
 
 
 def flags(model: Mapping[str, Any]) -> str:
-    """`pinned`, or nothing."""
-    return "pinned" if model["pinned"] else NOTHING
+    """`pinned`, `removed` (from the manifest, and still finishing its requests), or nothing."""
+    return "removed" if model.get("removed") else "pinned" if model["pinned"] else NOTHING
 
 
 def request_state(request: Mapping[str, Any]) -> str:

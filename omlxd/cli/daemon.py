@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,12 +19,17 @@ from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
 from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
-from omlxd.core.errors import DaemonNotRunning, NotPermitted, OmlxError, Unreachable
+from omlxd.core.errors import DaemonNotRunning, InvalidRequest, ManifestInvalid, NotPermitted, OmlxError, Unreachable
+from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.core.units import format_bytes
 from omlxd.daemon.home import Home
 
+if TYPE_CHECKING:
+    from omlxd.cli.supervised import Service
+
 END_TIMEOUT_S: Final = 30.0
+STOP: Final = "/v1/control/stop"
 
 MaxMemory = Annotated[
     str | None, typer.Option("--max-memory", metavar="SIZE", help="Memory limit: 8G, 8GB, 75%, bytes, `auto` or 0.")
@@ -31,6 +38,9 @@ HardLimit = Annotated[
     str | None, typer.Option("--hard-limit", metavar="SIZE", help="What loads and prompts may never pass.")
 ]
 PolicyName = Annotated[Policy | None, typer.Option("--policy", help="How memory pressure is answered.")]
+RestoreName = Annotated[
+    Restore | None, typer.Option("--restore", help="What is loaded again beside the manifest's pins and preloads.")
+]
 Now = Annotated[bool, typer.Option("--now", help="End running requests instead of waiting for them.")]
 
 
@@ -40,10 +50,11 @@ def start(
     hard_limit: HardLimit = None,
     manifest: ManifestFile = None,
     policy: PolicyName = None,
+    restore: RestoreName = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; the log goes to the terminal.")] = False,
 ) -> None:
     """Start the daemon and return when it is ready."""
-    options = _checked(max_memory, hard_limit, manifest, policy)
+    options = _checked(max_memory, hard_limit, manifest, policy, restore)
     if foreground:
         exec_foreground(home_of(context), options)
     _start(home_of(context), options)
@@ -51,7 +62,7 @@ def start(
 
 def stop(context: typer.Context, now: Now = False) -> None:
     """Stop the daemon; running requests may finish first."""
-    output.data(f"omlxd stopped (pid {_stop(home_of(context), client_of(context), now=now)})")
+    output.data(f"omlxd stopped (pid {_stop(home_of(context), client_of(context), now=now).pid})")
 
 
 def restart(
@@ -60,30 +71,73 @@ def restart(
     hard_limit: HardLimit = None,
     manifest: ManifestFile = None,
     policy: PolicyName = None,
+    restore: RestoreName = None,
     now: Now = False,
 ) -> None:
-    """Stop the daemon if it runs, and start it with these options."""
-    from omlxd.cli.supervised import restart_service  # what only a restart asks for
+    """Stop the daemon if it runs, and start it again: with its options, pins and limits, and what it had loaded."""
+    from omlxd.cli.supervised import (
+        service_that_runs,
+    )  # it asks launchd or systemd, whom no other command of here needs
 
-    options = _checked(max_memory, hard_limit, manifest, policy)
-    given = (max_memory, hard_limit, manifest, policy) != (None, None, None, None)
-    if (status := restart_service(home_of(context), now=now, options_given=given)) is not None:
-        output.data(ready_line({"pid": status["pid"]}, client_of(context)))
-        return
+    home, client = home_of(context), client_of(context)
+    options = replace(_checked(max_memory, hard_limit, manifest, policy, restore), restarted=True)
+    service = None
     try:
-        _stop(home_of(context), client_of(context), now=now)
+        status = _status(client)
+        _check_manifest(home, options.over(status))
+        service = service_that_runs(home, status.get("pid"))
+        if service is not None:
+            _require_no_options(service, options)
+        stopped = _stop(home, client, now=now, restart=True)
+        options = options.over(stopped.options)
+        output.note(f"omlxd stopped (pid {stopped.pid})")
     except DaemonNotRunning:
         output.note("the daemon was not running")
-    _start(home_of(context), options)
+    if service is None:
+        _start(home, options)
+    else:
+        output.data(ready_line(service.start(), client))
+
+
+def _status(client: Client) -> Mapping[str, Any]:
+    """What the daemon says of itself; nothing when it does not answer, and is ended all the same."""
+    try:
+        return client.get("/v1/control/status")
+    except Unreachable:
+        return {}
+
+
+def _require_no_options(service: Service, options: StartOptions) -> None:
+    """A service is started with the options that its file has."""
+    if options != StartOptions(restarted=True):
+        raise InvalidRequest(
+            f"{service.host.kind} runs this daemon as `{service.name}`, and starts it with the options of its service",
+            hint="put them into the manifest; or `omlxd stop`, then `omlxd start` with these options",
+        )
+
+
+def _check_manifest(home: Home, options: StartOptions) -> None:
+    """Look at the manifest before anything is stopped for it; raises ManifestInvalid."""
+    from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms that no other command of here needs
+
+    try:
+        read_manifest(options.path(home))
+    except ManifestInvalid as error:
+        error.hint = f"{error.hint}; the daemon that runs was left as it is"
+        raise
 
 
 def _checked(
-    max_memory: str | None, hard_limit: str | None, manifest: Path | None, policy: Policy | None
+    max_memory: str | None,
+    hard_limit: str | None,
+    manifest: Path | None,
+    policy: Policy | None,
+    restore: Restore | None,
 ) -> StartOptions:
     for size in (max_memory, hard_limit):
         if size is not None:
             check_size(size)
-    return StartOptions(manifest=manifest, max_memory=max_memory, hard_limit=hard_limit, policy=policy)
+    return StartOptions(manifest=manifest, max_memory=max_memory, hard_limit=hard_limit, policy=policy, restore=restore)
 
 
 def _start(home: Home, options: StartOptions) -> None:
@@ -106,9 +160,19 @@ def ready_line(ready: dict[str, Any], client: Client) -> str:
     return f"omlxd is ready: {', '.join(parts)}"
 
 
-def _stop(home: Home, client: Client, *, now: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The daemon that was stopped: its process, and what its start was told, where it could still say."""
+
+    pid: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _stop(home: Home, client: Client, *, now: bool, restart: bool = False) -> Stopped:
+    options: Mapping[str, Any] = {}
     try:
-        pid = int(client.call("POST", "/v1/control/stop", {"now": now})["pid"])
+        answer = _ask_to_stop(client, now=now, restart=restart)
+        pid, options = int(answer["pid"]), answer.get("options", {})
     except Unreachable as error:
         holder = holder_of(home.lock)
         if holder is None or holder.pid is None:
@@ -121,7 +185,17 @@ def _stop(home: Home, client: Client, *, now: bool) -> int:
         _wait_for_drain(home, client)
     if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
         raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
-    return pid
+    return Stopped(pid, options)
+
+
+def _ask_to_stop(client: Client, *, now: bool, restart: bool) -> dict[str, Any]:
+    body = {"now": now}
+    if restart:
+        try:
+            return client.call("POST", STOP, {**body, "restart": True})
+        except InvalidRequest:
+            pass  # a daemon from before an upgrade, which does not know the word
+    return client.call("POST", STOP, body)
 
 
 def _signal(pid: int, *, now: bool) -> None:

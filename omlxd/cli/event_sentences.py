@@ -5,6 +5,7 @@ An event that has no sentence of its own is shown by its keys. Numbers that only
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -31,6 +32,37 @@ def _draining(record: Record) -> str:
 def _stopped(record: Record) -> str:
     how = "stopped" if record.get("cut_short") is not True else "stopped at once, as it was asked to"
     return how if record.get("engine_gone") is not False else f"{how}; the engine was stuck in a step"
+
+
+def _reloaded(record: Record) -> str:
+    changes = listed if isinstance(listed := record.get("changes"), list) else []
+    said = ", ".join(change_words(each) for each in changes if isinstance(each, Mapping))
+    return f"{named(record.get('manifest'))} is in force: {said or 'nothing has changed in it'}"
+
+
+def change_words(change: Record) -> str:
+    """`daemon.max_memory 8G → 6G`, `models.big removed`, with when it takes effect if that is not now."""
+    key, before, after = one_line(change.get("key")), change.get("before"), change.get("after")
+    when = _EFFECTS.get(one_line(change.get("effect")), "")
+    if re.fullmatch(r'models\.(?:[^".]+|"[^"]+")', key) and (before is None) is not (after is None):
+        return f"{key} {'added' if before is None else 'removed'}{when}"
+    told = [one_line(value) if value is not None else "none" for value in (before, after)]
+    return f"{key} {' → '.join(told)}{when}"
+
+
+_EFFECTS: Final = {"when_idle": " (when the model is idle)", "restart": " (after a restart)"}
+
+
+def _rejected(record: Record) -> str:
+    error = record.get("error")
+    details = error.get("details") if isinstance(error, Mapping) else None
+    problems = details.get("problems") if isinstance(details, Mapping) else None
+    told = "; ".join(one_line(each) for each in problems) if isinstance(problems, list) else ""
+    return f"{named(record.get('manifest'))} changes nothing{_because(record)}" + (f": {told}" if told else "")
+
+
+def _model_kept(record: Record) -> str:
+    return f"{_model(record)} keeps its old weights, since the new ones cannot be loaded{_because(record)}"
 
 
 def _paused(record: Record) -> str:
@@ -213,6 +245,8 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.DAEMON_READY: _ready,
     EventName.DAEMON_DRAINING: _draining,
     EventName.DAEMON_STOPPED: _stopped,
+    EventName.MANIFEST_RELOADED: _reloaded,
+    EventName.MANIFEST_REJECTED: _rejected,
     EventName.DAEMON_PAUSED: _paused,
     EventName.SLEEP_PREVENTED: _sleep_prevented,
     EventName.SLEEP_ALLOWED: _sleep_allowed,
@@ -237,6 +271,7 @@ SENTENCES: Final[Mapping[str, Sentence]] = {
     EventName.LOAD_CANCELLED: _load_cancelled,
     EventName.LOAD_RETRIED: _load_retried,
     EventName.UNLOADED: _unloaded,
+    EventName.MODEL_KEPT: _model_kept,
     EventName.PINNED: _pinned,
     EventName.UNPINNED: _unpinned,
     EventName.REQUEST_STARTED: _request_started,

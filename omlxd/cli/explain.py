@@ -17,6 +17,7 @@ _TRIGGERS: Final = {
     "request": "to make room for a request to {for_model}",
     "block": "to make room for the next block of {for_model}'s KV cache",
     "ttl": "because nobody had used it for its ttl",
+    "reload": "because the manifest was reloaded",
 }
 _MOST_REQUESTS: Final = 8
 

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "start": "daemon",
     "stop": "daemon",
     "restart": "daemon",
+    "reload": "reload",
     "status": "status",
     "ps": "status",
     "models": "models",

@@ -8,14 +8,16 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import omlxd
 from omlxd.cli.holder import is_held
-from omlxd.core.errors import ManifestInvalid, StartFailed, from_json
+from omlxd.cli.values import number
+from omlxd.core.errors import ManifestInvalid, OmlxError, StartFailed, from_json
 from omlxd.daemon.files import cannot_write, open_regular
 from omlxd.daemon.home import Home
 
@@ -24,16 +26,30 @@ POLL_S: Final = 0.05
 GIVEN_UP_S: Final = 10.0
 _TAIL_BYTES: Final = 4000
 _LARGEST_ERR_BYTES: Final = 2**20
+LAST_LINES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """What `start` passes on; sizes as the user wrote them, None for what the manifest says."""
+    """What `start` passes on; sizes as the user wrote them, None for what the manifest says.
+
+    `restarted` says that the daemon takes the place of one that was stopped for it.
+    """
 
     manifest: Path | None = None
     max_memory: str | None = None
     hard_limit: str | None = None
     policy: str | None = None
+    restore: str | None = None
+    restarted: bool = False
+
+    def over(self, before: Mapping[str, Any]) -> StartOptions:
+        """These options, and those of the daemon before where these say nothing."""
+        known = {key: value for key in ("max_memory", "hard_limit", "policy") if (value := before.get(key)) is not None}
+        if isinstance(path := before.get("manifest"), str):
+            known["manifest"] = Path(path)
+        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        return StartOptions(**{**known, **given})
 
     def arguments(self, home: Home) -> list[str]:
         """The daemon's command line."""
@@ -44,10 +60,11 @@ class StartOptions:
             ("--max-memory", self.max_memory),
             ("--hard-limit", self.hard_limit),
             ("--policy", self.policy),
+            ("--restore", self.restore),
         ):
             if value is not None:
                 found += [option, value]
-        return found
+        return [*found, "--restarted"] if self.restarted else found
 
     def path(self, home: Home) -> Path:
         """The manifest, absolute: the daemon works elsewhere."""
@@ -66,7 +83,7 @@ def start_detached(home: Home, options: StartOptions) -> dict[str, Any]:
 
     require_manifest(options.path(home))
     prepare_home(home)
-    process = None
+    process, began = None, time.time()
     with _err_file(home.daemon_err) as err:
         err_start = err.tell()
         reader, writer = os.pipe()
@@ -93,7 +110,7 @@ def start_detached(home: Home, options: StartOptions) -> dict[str, Any]:
             os.close(reader)
     ready = _parsed(line)
     if ready is None:
-        raise _died(process.wait(), home.daemon_err, err_start)
+        raise _died(process.wait(), home, err_start, began)
     if "error" in ready:
         process.wait()
         raise from_json(ready["error"])
@@ -193,15 +210,31 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _died(status: int, err: Path, err_start: int) -> StartFailed:
+def _died(status: int, home: Home, err_start: int, began: float) -> StartFailed:
+    """With its last words: what it wrote outside of its log, else the end of its log."""
     how = f"by signal {-status}" if status < 0 else f"with status {status}"
-    tail = _tail(err, err_start)
-    quoted = "".join(f"\n  | {line}" for line in tail[-12:])
+    err = home.daemon_err
+    tail = _tail(err, err_start) or [*_last_events(home.log, began)][::-1]
+    quoted = "".join(f"\n  | {line}" for line in tail[-LAST_LINES:])
     return StartFailed(
         f"the daemon ended {how} before it was ready{':' if quoted else ''}{quoted}",
         hint=f"`omlxd start --foreground` shows more; its output is in `{err}`",
         details={"status": status},
     )
+
+
+def _last_events(log: Path, began: float) -> Iterator[str]:
+    """The newest lines of the log since then, newest first."""
+    from omlxd.cli.log_lines import Log  # a daemon that starts needs neither
+    from omlxd.cli.sentences import event_line
+
+    try:
+        for line in islice(Log(log).newest_first(since=began), LAST_LINES):
+            if (number(line.record.get("ts")) or 0.0) < began:
+                return
+            yield event_line(line.record)
+    except OmlxError:
+        return  # a log that may not be read
 
 
 def _tail(path: Path, start: int) -> Sequence[str]:

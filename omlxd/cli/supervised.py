@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omlxd.cli.client import Client
-from omlxd.cli.holder import holder_of
 from omlxd.cli.process import POLL_S, READY_TIMEOUT_S
 from omlxd.cli.service_spec import host_of
-from omlxd.core.errors import DaemonNotRunning, InvalidRequest, OmlxError, StartFailed, Unreachable
+from omlxd.core.errors import DaemonNotRunning, OmlxError, StartFailed, Unreachable
 from omlxd.daemon.home import Home, find_home
 from omlxd.service.host import ServiceHost, ServiceState
 from omlxd.service.install import read_service_file
@@ -67,30 +66,6 @@ class Service:
         if self.host.kind == "launchd":
             return f"`omlxd check`; what the process wrote is in `{self.home.daemon_err}`"
         return f"`omlxd check`; `journalctl --user -u {self.name} -n 20` shows what the process wrote"
-
-
-def restart_service(home: Home, *, now: bool, options_given: bool) -> dict[str, Any] | None:
-    """Restart the daemon by the service that runs it; returns the new one's status, None when no service does.
-
-    Started otherwise it would be no service any more: nobody would start it again after a crash.
-
-    Raises:
-        InvalidRequest: options were given, which the service's own would not let through.
-        StartFailed, OmlxError: the service could not be started.
-    """
-    holder = holder_of(home.lock)
-    service = service_that_runs(home, holder.pid if holder is not None else None)
-    if service is None:
-        return None
-    if options_given:
-        raise InvalidRequest(
-            f"the daemon is run by {service.host.kind}, with the options of its service",
-            hint="`omlxd restart` without options; the manifest has the same ones",
-        )
-    if now:
-        Client(home.socket).call("POST", "/v1/control/stop", {"now": True})
-    service.host.stop(service.name)
-    return service.start()
 
 
 def service_that_runs(home: Home, pid: int | None) -> Service | None:

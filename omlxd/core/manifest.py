@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from omlxd.core.errors import InvalidRequest, UnknownModel
@@ -24,6 +25,21 @@ LISTEN_HINT: Final = 'write `"127.0.0.1:8321"`, `"[::1]:8321"`, or `"off"` for t
 # A name is a segment of a URL path and a word on the command line: no `/`, no `..`, nothing that looks like an option.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>\d{1,5})", re.ASCII)
+
+
+class Restore(StrEnum):
+    """What is loaded at the start beside the manifest's own pins and preloads: nothing, what was pinned at run time, or
+    also what was loaded when the daemon ended.
+    """
+
+    NONE = "none"
+    PINNED = "pinned"
+    LOADED = "loaded"
+
+    @classmethod
+    def chosen(cls, flag: str | None, manifest: str | None, *, restarted: bool) -> Restore:
+        """The command line's word, else the manifest's; else a restart goes on with what was loaded."""
+        return cls(flag or manifest or (cls.LOADED if restarted else cls.PINNED))
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,7 @@ class DaemonSettings:
         max_batch: requests of one model that decode together.
         max_waiting: requests that may wait; one more is told to come back later.
         prefix_cache: what prefix caches may hold, as written: `auto`, a size, a percentage, bytes.
+        restore: what is loaded at the start, as written; None for what `Restore.chosen` says.
         keep_awake: hold off the machine's idle sleep while requests are in flight (macOS).
         log_level: the least severe level that is logged.
         log_max_size_bytes: size at which the log file is rotated.
@@ -67,6 +84,7 @@ class DaemonSettings:
     max_batch: int = 32
     max_waiting: int = 256
     prefix_cache: str | int = AUTO
+    restore: str | None = None
     keep_awake: bool = True
     log_level: str = "info"
     log_max_size_bytes: int = 20 * 2**20

@@ -51,6 +51,10 @@ max_memory = "auto"
 # takes what nothing else needs. "auto" = an eighth of `max_memory`; 0 = nothing.
 #prefix_cache = "auto"
 
+# What is loaded at the start beside the pins and preloads of this file: "none"; "pinned" = what was pinned at run
+# time; "loaded" = also what was loaded when the daemon ended. Left out: "loaded" for `omlxd restart`, else "pinned".
+#restore = "loaded"
+
 # On macOS: whether the machine is kept from falling asleep of idleness while requests are in flight.
 #keep_awake = true
 

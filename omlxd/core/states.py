@@ -109,6 +109,7 @@ class ModelView:
 
     `load_progress` is 0 to 1 and `load_left_s` a guess, both while it is being loaded; `waits_for` says in words what
     its load waits for before that.
+    `removed` says that a newer manifest does not have it, and that it goes when its requests have ended.
     """
 
     name: str
@@ -131,6 +132,7 @@ class ModelView:
     error: str | None
     load_left_s: float | None = None
     waits_for: str | None = None
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""Words that several messages share: text from outside, quoted safely; the nearest known word; how to install."""
+"""Words that several messages share: text from outside, quoted safely; the nearest known word; keys; how to install."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
+
+Location = tuple[str | int, ...]
+"""Where a value stands in a TOML document: keys, and positions in lists."""
 
 INSTALL_HINT: Final = (
     "on Linux MLX needs a backend: `pip install 'omlxd[cpu]'`, or `pip install 'omlxd[cuda]'` with an NVIDIA GPU"
@@ -25,3 +29,15 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     by_folded = {candidate.lower(): candidate for candidate in candidates}
     found = difflib.get_close_matches(word[:100].lower(), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
+
+
+def dotted(location: Location) -> str:
+    """A location as TOML writes it: `models."qwen3.5".path`, list positions as `[0]`."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            bare = re.fullmatch(r"[A-Za-z0-9_-]+", part)
+            text += ("." if text else "") + (part if bare else f'"{shown(part)}"')
+    return text

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
+from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError, StartFailed
+from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.daemon.home import find_home
 from omlxd.daemon.notify import take_service_manager
@@ -39,6 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # systemd can tell this status from a crash (RestartPreventExitStatus); launchd knows success and failure only.
         hopeless = options.supervisor == "launchd" and isinstance(error, ManifestInvalid | InvalidRequest)
         return 0 if hopeless else error.exit_status
+    except OSError as error:  # the starter is told by the pipe, since a full disk may have no room for a traceback
+        failed = StartFailed(
+            f"the daemon could not start: {error}", hint="`omlxd doctor` looks at the home and the disk"
+        )
+        ready.write({"error": failed.to_json()})
+        raise
     except KeyboardInterrupt:
         return 130  # so early that there was nothing to drain
     finally:
@@ -55,6 +62,8 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
         max_memory=options.max_memory,
         hard_limit=options.hard_limit,
         policy=None if options.policy is None else Policy(options.policy),
+        restore=None if options.restore is None else Restore(options.restore),
+        restarted=options.restarted,
     )
     console = sys.stderr if options.foreground else None
     manager = take_service_manager(os.environ)
@@ -129,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-memory", metavar="SIZE", help="the soft limit: 8G, 8GB, 75%%, bytes, auto or 0")
     parser.add_argument("--hard-limit", metavar="SIZE", help="what loads and prompts may never pass")
     parser.add_argument("--policy", choices=[policy.value for policy in Policy], help="how memory pressure is answered")
+    parser.add_argument("--restore", choices=[each.value for each in Restore], help="what is loaded at the start")
+    parser.add_argument("--restarted", action="store_true", help="it takes the place of one that was stopped for it")
     parser.add_argument("--ready-fd", metavar="FD", type=int, help="where to write one JSON line when it is ready")
     parser.add_argument("--supervisor", choices=["launchd", "systemd"], help="who starts it again when it fails")
     parser.add_argument("--foreground", action="store_true", help="show events on stderr too")

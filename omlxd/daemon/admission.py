@@ -54,7 +54,7 @@ class Door:
 
     def __init__(self, pool: EnginePool, wait_s: float) -> None:
         self._pool = pool
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._queue: list[Ticket] = []
         self._worker: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -252,7 +252,7 @@ class Door:
             ticket.stuck_since_s = None
         elif ticket.stuck_since_s is None:
             ticket.stuck_since_s = now_s
-        elif now_s - ticket.stuck_since_s >= self._wait_s:
+        elif now_s - ticket.stuck_since_s >= self.wait_s:
             ticket.result.set_exception(no_room(ticket.entry.name, answer, now_s - ticket.stuck_since_s))
 
 

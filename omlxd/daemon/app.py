@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Coroutine
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import omlxd
 from omlxd.core.errors import OmlxError
@@ -16,6 +16,7 @@ from omlxd.core.manifest import Manifest, max_memory_bytes
 from omlxd.core.states import DaemonState, StatusView
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
+from omlxd.daemon.flags import Flags
 from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.planning import Surroundings, default_backend, limits_in_force, neighbours_of, planner_of
@@ -23,13 +24,20 @@ from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.state_file import StateFile
 from omlxd.daemon.tallies import Tallies
 
+if TYPE_CHECKING:
+    from omlxd.daemon.reloading import Reloader
+
 
 class StopOrder:
-    """Who wants the daemon to end; `now` is set by the second who asks, or by who cannot wait."""
+    """Who wants the daemon to end; `now` is set by the second who asks, or by who cannot wait.
+
+    `to_restart` says that its successor is to go on with what it had loaded.
+    """
 
     def __init__(self) -> None:
         self.wanted = asyncio.Event()
         self.now = asyncio.Event()
+        self.to_restart = False
 
     def ask(self, *, now: bool = False) -> None:
         """Begin to drain; asked again, or with `now`, end at once."""
@@ -51,6 +59,8 @@ class Daemon:
     state_file: StateFile
     history: MemoryHistory
     stop: StopOrder = field(default_factory=StopOrder)
+    flags: Flags = field(default_factory=Flags)
+    reloader: Reloader | None = None
     state: DaemonState = DaemonState.STARTING
     api: str | None = None
     started_at: float = field(default_factory=time.time)

@@ -51,10 +51,17 @@ class LimitsBody(Body):
     force: bool = False
 
 
+class ReloadBody(Body):
+    """POST reload."""
+
+    wait: bool = True
+
+
 class StopBody(Body):
     """POST stop."""
 
     now: bool = False
+    restart: bool = False
 
 
 class NoBody(Body):

@@ -14,15 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from omlxd.core.errors import InvalidRequest, OmlxError
+from omlxd.core.errors import Busy, InvalidRequest, OmlxError
 from omlxd.core.states import SCHEMA
 from omlxd.daemon import event_stream, pinning
 from omlxd.daemon.app import Daemon
-from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, StopBody, UnloadBody, read_body
+from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, ReloadBody, StopBody, UnloadBody, read_body
 from omlxd.daemon.http_errors import CONTROL_PREFIX, JsonResponse, NoSuchRequest
 from omlxd.daemon.limit_change import change_limit
 from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.planning import make_plan, plan_json
+from omlxd.daemon.reloading import Reloader
 from omlxd.daemon.streams import NDJSON, Stream
 
 _ABORT_TIMEOUT_S = 10.0
@@ -45,6 +46,7 @@ def routes(daemon: Daemon) -> list[Route]:
         Route(f"{CONTROL_PREFIX}/plan", api.plan, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/history", api.history, methods=["GET"]),
         Route(f"{CONTROL_PREFIX}/events", api.events, methods=["GET"]),
+        Route(f"{CONTROL_PREFIX}/reload", api.reload, methods=["POST"]),
         Route(f"{CONTROL_PREFIX}/stop", api.stop, methods=["POST"]),
     ]
 
@@ -134,10 +136,24 @@ class _ControlApi:
         since, following = _whole(request, "since"), _flag(request, "follow")
         return Stream(self._events(since, request.query_params.get("run"), following=following), NDJSON)
 
+    async def reload(self, request: Request) -> Response:
+        body, daemon = await read_body(request, ReloadBody), self._daemon
+        if (reloader := daemon.reloader) is None:
+            raise Busy("the daemon is starting", details={"retry_after_s": 1.0})
+        done = {"manifest": daemon.manifest.path, **(await reloader.reload()).to_json()}
+        if body.wait and NDJSON in request.headers.get("accept", ""):
+            return Stream(self._reloading(reloader, done), NDJSON)
+        if body.wait:
+            await reloader.settled()
+        return _answer(**done)
+
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, StopBody)
-        self._daemon.stop.ask(now=body.now)
-        return _answer(state="draining", pid=os.getpid())
+        daemon = self._daemon
+        daemon.stop.to_restart = daemon.stop.to_restart or body.restart
+        daemon.stop.ask(now=body.now)
+        options = {"manifest": daemon.manifest.path, **daemon.flags.to_json()}
+        return _answer(state="draining", pid=os.getpid(), options=options)
 
     async def _events(self, since: int, of_run: str | None, *, following: bool) -> AsyncGenerator[bytes, None]:
         daemon = self._daemon
@@ -148,6 +164,12 @@ class _ControlApi:
         async with aclosing(event_stream.follow(daemon.bus, daemon.run, since=since, of_run=of_run)) as stream:
             async for each in stream:
                 yield _line(each)
+
+    async def _reloading(self, reloader: Reloader, done: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """A line with what was changed, and one when everything that it leads to has happened."""
+        yield _line({"applied": done})
+        await reloader.settled()
+        yield _line({"result": {"schema": SCHEMA, **done}})
 
     async def _progress(self, name: str, warnings: tuple[str, ...]) -> AsyncGenerator[bytes, None]:
         """Lines while it loads, then the result or the error; who stops reading leaves the load as it is."""

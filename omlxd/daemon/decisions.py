@@ -21,7 +21,7 @@ class DecisionRecord:
     """One decision that was acted upon; bytes and seconds.
 
     Attributes:
-        trigger: `limit` (the enforcer), `load`, `request` or `block` (room was made for one), or `ttl`.
+        trigger: `limit` (the enforcer), `load`, `request` or `block` (room was made for one), `ttl` or `reload`.
         rung: the rung of the ladder that answered.
         action: what was done: unload, cancel_load, abort_requests, cut_short, park, drop_cache or trim_prefix_caches.
         victim: the model it was done to, None for the cache.

@@ -214,7 +214,9 @@ class Dispatch:
             self._pool.growth.generated(attempt.entry.name, attempt.generation.id, event.tokens)
 
     def _about_models(self, event: EngineEvent) -> None:
-        pool = self._pool
+        pool, about = self._pool, getattr(event, "model", None)
+        if about is not None and about not in pool.entries:
+            return  # a model that is gone from the manifest, and whose memory is back
         match event:
             case LoadProgress(order=order, model=model, done_bytes=done, total_bytes=total):
                 pool.loads.progress(pool.entries[model], order, done, total)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
@@ -25,6 +26,22 @@ EXHAUSTED_STEP_BYTES = 16 * MIB  # growth after which an engine that cannot be h
 OVERHEAD_STEP_BYTES = 16 * MIB  # so much of it more or less does not change where the engine stands still
 
 _NO_LIMITS = MemoryLimits(0, 0, "max_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcerSettings:
+    """What a manifest says of limits; the arguments of `ProcessMemoryEnforcer` under their names."""
+
+    max_bytes: int
+    poll_interval: float = 1.0
+    prefill_memory_guard: bool = True
+    hard_limit: int | None = None
+    min_available: int = 0
+    policy: Policy = Policy.GRACEFUL
+
+    def limits(self, machine: Machine) -> MemoryLimits:
+        """The limits on this machine; raises InvalidRequest when `hard_limit` contradicts `max_bytes` or it."""
+        return resolve_limits(self.max_bytes, self.hard_limit, machine)
 
 
 class ProcessMemoryEnforcer:
@@ -108,7 +125,28 @@ class ProcessMemoryEnforcer:
 
     @max_bytes.setter
     def max_bytes(self, max_bytes: int) -> None:
-        limits = resolve_limits(max_bytes, self._hard_limit, self._machine())
+        self._change_limit(max_bytes, resolve_limits(max_bytes, self._hard_limit, self._machine()))
+
+    def configure(self, settings: EnforcerSettings) -> None:
+        """Take over other settings, at once and as a whole.
+
+        Raises:
+            InvalidRequest: the limits contradict each other or this machine; nothing was changed.
+        """
+        limits = settings.limits(self._machine())
+        self._hard_limit, self._policy, self._guard = (
+            settings.hard_limit,
+            settings.policy,
+            settings.prefill_memory_guard,
+        )
+        self._min_available_bytes, self._poll_interval_s = settings.min_available, settings.poll_interval
+        if settings.max_bytes != self._max_bytes:
+            self._change_limit(settings.max_bytes, limits)
+        else:
+            self._take(limits)
+        self._woken.set()
+
+    def _change_limit(self, max_bytes: int, limits: MemoryLimits) -> None:
         before_bytes, self._max_bytes = self._max_bytes, max_bytes
         self._exhausted_at_bytes = 0  # what could not be helped under the old limit is looked at anew
         self._take(limits)

@@ -53,6 +53,9 @@ class EnginePoolEntry:
         name: what clients call it.
         settings: its part of the manifest.
         clock: monotonic seconds.
+        heir: its part of a newer manifest whose weights or context are others; it becomes `settings` once nobody is
+            served with the old ones.
+        removed: a newer manifest does not have it: nobody can ask for it, and it goes when its requests have ended.
         state: see `EntryState`.
         pinned: never unloaded by the enforcer or for another load.
         draining: while a user unloads it, the ids of the requests that are still served; later ones wait until it is
@@ -81,6 +84,8 @@ class EnginePoolEntry:
     settings: ModelSettings
     clock: Callable[[], float]
     state: EntryState = EntryState.UNLOADED
+    heir: ModelSettings | None = None
+    removed: bool = False
     pinned: bool = False
     draining: frozenset[str] | None = None
     weights_bytes: int | None = None
@@ -174,6 +179,18 @@ class EnginePoolEntry:
     def keep(self, idle_s: float | None) -> None:
         """A request has ended that wants it kept so long when nobody uses it; None for its own `ttl`."""
         self.kept = None if idle_s is None else Kept(idle_s, self.clock())
+
+    def inherit(self) -> bool:
+        """Become what the manifest says now, unless it is loaded or an answer has begun; True when that was done."""
+        begun = any(generation.generated for generation in self.requests.values())
+        if self.heir is None or begun or self.state not in (EntryState.UNLOADED, EntryState.FAILED):
+            return False
+        self.settings, self.heir = self.heir, None
+        self.state, self.error, self.failed_at_s, self.fingerprint = EntryState.UNLOADED, None, None, None
+        self.weights_bytes, self.measured, self.context_length, self.files = None, False, None, None
+        self.costs, self.learned = NO_COSTS, None
+        self.samples.clear()
+        return True
 
     def touch(self) -> None:
         """It was used until now."""

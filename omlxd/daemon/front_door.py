@@ -73,7 +73,7 @@ class FrontDoor:
     ) -> None:
         self._unix = unix
         self._tcp = tcp
-        self._rules = rules
+        self.rules = rules
         self._emit = emit
         self._max_body_bytes = max_body_bytes
 
@@ -108,12 +108,12 @@ class FrontDoor:
     def _allowed_origin(self, scope: Scope) -> str | None:
         """The origin of the request when it is one of those that the manifest lists."""
         origin = _header(scope, b"origin")
-        if origin is None or self._rules is None or origin.lower() not in self._rules.allow_origins:
+        if origin is None or self.rules is None or origin.lower() not in self.rules.allow_origins:
             return None
-        return origin if self._rules.is_our_name(_host_of(_header(scope, b"host") or "")) else None
+        return origin if self.rules.is_our_name(_host_of(_header(scope, b"host") or "")) else None
 
     def _check_tcp(self, scope: Scope) -> None:
-        rules = self._rules
+        rules = self.rules
         if rules is None:
             raise NotPermitted("this daemon does not listen on TCP")
         host = _host_of(_header(scope, b"host") or "")

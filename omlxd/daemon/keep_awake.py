@@ -44,12 +44,16 @@ class KeepAwake:
         assertion: what holds it off; None for not at all.
         emit: where events go.
         linger_s: seconds that it is held after the last request.
+
+    Attributes:
+        wanted: whether sleep is held off at all; a change counts from the pool's next one on.
     """
 
     def __init__(
         self, pool: EnginePool, assertion: SleepAssertion | None, emit: Emit, linger_s: float = LINGER_S
     ) -> None:
         self._pool, self._assertion, self._emit, self._linger_s = pool, assertion, emit, linger_s
+        self.wanted = True
         self._now = Wakefulness()
         self._vain = False
         self._last_error: str | None = None
@@ -71,7 +75,7 @@ class KeepAwake:
         try:
             while True:
                 change = self._pool.change  # taken before the look: what happens meanwhile is not missed
-                now_s, busy = self._pool.clock(), bool(self._pool.generations)
+                now_s, busy = self._pool.clock(), bool(self._pool.generations) and self.wanted
                 self._vain = self._vain and busy  # not tried again before these requests are over
                 if not self._vain:
                     await self._become(self._now.look(busy, now_s, self._linger_s), assertion)

@@ -6,38 +6,40 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import omlxd
 from omlxd.core.errors import StartFailed
 from omlxd.core.events import Event, EventLevel, EventName
-from omlxd.core.manifest import ApiSettings, ListenAddress, Manifest
+from omlxd.core.manifest import ApiSettings, ListenAddress, Manifest, Restore
 from omlxd.core.memory import Policy
 from omlxd.core.states import DaemonState
 from omlxd.daemon.api_key import KEY_VARIABLE, api_key_of
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.doors import front_door
-from omlxd.daemon.files import cannot_write, open_regular, require_regular
-from omlxd.daemon.front_door import TcpRules
+from omlxd.daemon.files import require_regular
+from omlxd.daemon.flags import Flags
+from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.home import Home
 from omlxd.daemon.keep_awake import SleepAssertion, sleep_assertion
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.notify import ServiceManager
+from omlxd.daemon.reloading import Parts, Reloader
+from omlxd.daemon.restoring import note_the_end, note_what_is_loaded
 from omlxd.daemon.server import HttpServer
+from omlxd.daemon.signals import Hangup, signals_to, stacks_on_request
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
-from omlxd.daemon.starting import Flags, assemble, load_first
-from omlxd.daemon.watchers import watchers_of
+from omlxd.daemon.starting import assemble, load_first
+from omlxd.daemon.watchers import Watchers, watchers_of
 from omlxd.engine.protocol import Engine
 
 ENGINE_CLOSE_S = 10.0
@@ -54,6 +56,8 @@ class DaemonConfig:
         manifest: the file with models and settings; by default the home's.
         max_memory, hard_limit: as the manifest takes them.
         policy: how pressure is answered.
+        restore: what is loaded at the start.
+        restarted: it takes the place of a daemon that was stopped for it.
     """
 
     home: Home
@@ -61,6 +65,13 @@ class DaemonConfig:
     max_memory: str | None = None
     hard_limit: str | None = None
     policy: Policy | None = None
+    restore: Restore | None = None
+    restarted: bool = False
+
+    @property
+    def flags(self) -> Flags:
+        """The command line's word, for as long as the daemon lives."""
+        return Flags(self.max_memory, self.hard_limit, self.policy, self.restore, self.restarted)
 
     @property
     def manifest_path(self) -> Path:
@@ -113,7 +124,8 @@ async def serve(
         stop: ends the daemon from the same process.
         console: where events are shown beside the log file.
         keep_lock: hold the home until the process is gone, and not only until this returns.
-        handle_signals: SIGTERM, SIGINT and SIGHUP drain; a second one ends at once. SIGUSR1 writes down the stacks.
+        handle_signals: SIGTERM and SIGINT drain; a second one ends at once. SIGHUP reloads the manifest, SIGUSR1 writes
+            down the stacks.
 
     Raises:
         OmlxError: why it cannot start; nothing is left behind then.
@@ -124,45 +136,54 @@ async def serve(
         lock = HomeLock(config.home.lock)
         if not keep_lock:
             stack.callback(lock.release)
-        manifest = await asyncio.to_thread(read_manifest, config.manifest_path)
-        if config.policy is not None:
-            manifest = replace(manifest, daemon=replace(manifest.daemon, policy=config.policy))
-        bus = _event_bus(stack, config, manifest, console)
+        manifest = config.flags.over(await asyncio.to_thread(read_manifest, config.manifest_path))
+        log = _event_log(config, manifest, console)
+        stack.callback(log.close)
+        bus = EventBus(sinks=(log.write,))
         _emit_start(bus, config)
+        hangup = Hangup(stop)
         if handle_signals:
-            stack.enter_context(_signals(stop))
-            stack.enter_context(_stacks_on_request(config.home.stacks))
-        daemon = await assemble(manifest, config.home, bus, stop, engine, Flags(config.max_memory, config.hard_limit))
-        return await _run(daemon, config, on_ready, manager or ServiceManager(), assertion or sleep_assertion())
+            hangup = stack.enter_context(signals_to(stop))
+            stack.enter_context(stacks_on_request(config.home.stacks))
+        daemon = await assemble(manifest, config.home, bus, stop, engine, config.flags)
+        watchers = watchers_of(daemon, manager := manager or ServiceManager(), assertion or sleep_assertion())
+        return await _run(daemon, config, log, on_ready, manager, watchers, hangup)
 
 
 async def _run(
     daemon: Daemon,
     config: DaemonConfig,
+    log: EventLog,
     on_ready: Callable[[Ready], None],
     manager: ServiceManager,
-    assertion: SleepAssertion | None,
+    watchers: Watchers,
+    hangup: Hangup,
 ) -> Ended:
-    engine_gone, watchers = True, watchers_of(daemon, manager, assertion)
+    engine_gone, listen = True, daemon.manifest.api.address
+    door = front_door(daemon, None if listen is None else _tcp_rules(daemon.manifest.api, listen))
+    reloader = daemon.reloader = Reloader(daemon, config.manifest_path, Parts(door, watchers, log))
     try:
-        async with _open_doors(daemon, config.home):
+        async with _open_doors(daemon, config.home, door):
             daemon.enforcer.start()
-            for watcher in watchers:
-                watcher.start()
+            watchers.start()
+            hangup.reload_with(reloader.on_signal)
             manager.ready()
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, daemon.enforcer.limits.warnings))
             daemon.in_background(_become_ready(daemon))
             await daemon.stop.wanted.wait()
             manager.stopping(within_s=daemon.manifest.daemon.drain_timeout_s + AFTER_DRAIN_S)
+            was_ready = daemon.state is DaemonState.READY
             await _drain(daemon)
             await daemon.end_background()
+            await note_the_end(daemon, was_ready=was_ready)
+            await reloader.stop()
             # The pool ends before the server does: what still waits gets its one error over an open connection.
             engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S if daemon.stop.now.is_set() else ENGINE_CLOSE_S)
             daemon.bus.close()
     finally:
         await daemon.end_background()
-        for watcher in watchers:
-            await watcher.stop()
+        await reloader.stop()
+        await watchers.stop()
         await daemon.enforcer.stop()
         await daemon.state_file.flush()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone
@@ -173,7 +194,7 @@ async def _run(
 
 
 @asynccontextmanager
-async def _open_doors(daemon: Daemon, home: Home) -> AsyncIterator[None]:
+async def _open_doors(daemon: Daemon, home: Home, door: FrontDoor) -> AsyncIterator[None]:
     """Both sockets, answering; the Unix one's file goes away at the end, while the lock is still held."""
     listen = daemon.manifest.api.address
     bound: list[socket.socket] = [bind_unix(home.socket)]
@@ -181,8 +202,7 @@ async def _open_doors(daemon: Daemon, home: Home) -> AsyncIterator[None]:
         if listen is not None:
             bound.append(bind_tcp(listen, manifest=Path(daemon.manifest.path)))
             daemon.api = written(listen, bound[1].getsockname()[1])
-        rules = None if listen is None else _tcp_rules(daemon.manifest.api, listen)
-        server = HttpServer(front_door(daemon, rules), bound)
+        server = HttpServer(door, bound)
         with libraries_to(daemon.bus.emit):
             await server.start()
             daemon.bus.emit(Event(EventName.API_LISTENING, fields={"socket": str(home.socket), "api": daemon.api}))
@@ -212,6 +232,7 @@ async def _become_ready(daemon: Daemon) -> None:
         daemon.state = DaemonState.READY
         loaded = [entry.name for entry in daemon.pool.entries.values() if entry.loaded]
         daemon.bus.emit(Event(EventName.DAEMON_READY, fields={"loaded": loaded}))
+        await note_what_is_loaded(daemon)
 
 
 async def _drain(daemon: Daemon) -> None:
@@ -229,49 +250,16 @@ async def _drain(daemon: Daemon) -> None:
     await asyncio.gather(draining, hurried, return_exceptions=True)
 
 
-@contextmanager
-def _signals(stop: StopOrder) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    for number in caught:
-        loop.add_signal_handler(number, stop.ask)
-    try:
-        yield
-    finally:
-        for number in caught:
-            loop.remove_signal_handler(number)
-            # Between here and the end of the process a signal has nothing left to end.
-            signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def _stacks_on_request(path: Path) -> Iterator[None]:
-    """SIGUSR1 appends every thread's stack to the file, also when the event loop is what hangs."""
-    try:
-        file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
-    except OSError as error:
-        raise cannot_write(error, path) from None
-    with file:
-        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
-        try:
-            yield
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its default would end the process
-
-
-def _event_bus(stack: AsyncExitStack, config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventBus:
+def _event_log(config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventLog:
     settings = manifest.daemon
     require_regular(config.home.log)
-    log = EventLog(
+    return EventLog(
         config.home.log,
         max_bytes=settings.log_max_size_bytes,
         kept=settings.log_backups,
         least=EventLevel(settings.log_level),
         console=console,
     )
-    stack.callback(log.close)
-    return EventBus(sinks=(log.write,))
 
 
 def _emit_start(bus: EventBus, config: DaemonConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from omlxd.core.manifest import max_memory_bytes
@@ -34,12 +35,23 @@ async def change_limit(daemon: Daemon, max_memory: str | int, *, force: bool = F
     if not force:
         pinned = [entry for entry in daemon.pool.entries.values() if entry.pinned]
         await require_room_for(daemon, pinned, asked_bytes, f"the limit `{max_memory}`")
-    decisions_before = daemon.pool.decisions.count
-    daemon.enforcer.max_bytes = asked_bytes
-    await daemon.enforcer.settle()
+
+    def set_limit() -> None:
+        daemon.enforcer.max_bytes = asked_bytes
+
+    done = await put_in_force(daemon, set_limit)
+    daemon.flags = replace(daemon.flags, max_memory=None)  # said later than the command line was
     saved = SavedLimit(str(max_memory), str(daemon.manifest.daemon.max_memory))
     unsaved = await daemon.state_file.change(lambda state: replace(state, limit=saved))
-    return LimitChange(_evicted_since(daemon, decisions_before), (*_warnings(daemon), *unsaved))
+    return replace(done, warnings=(*done.warnings, *unsaved))
+
+
+async def put_in_force(daemon: Daemon, change: Callable[[], None]) -> LimitChange:
+    """Change the enforcer's limits, and let it act until they hold or nothing is left to do."""
+    decisions_before = daemon.pool.decisions.count
+    change()
+    await daemon.enforcer.settle()
+    return LimitChange(_evicted_since(daemon, decisions_before), _warnings(daemon))
 
 
 def _evicted_since(daemon: Daemon, decisions_before: int) -> tuple[str, ...]:

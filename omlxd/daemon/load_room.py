@@ -40,6 +40,10 @@ class LoadRoom:
         self._fair_wait_s = fair_wait_s
         self._rested_s = float("-inf")
 
+    def configure(self, wait_s: float, fair_wait_s: float | None) -> None:
+        """Other patience from now on."""
+        self._wait_s, self._fair_wait_s = wait_s, fair_wait_s
+
     async def find(self, ticket: LoadTicket, need_bytes: int, begin: Callable[[], None]) -> None:
         """Return when there is room and `begin` was called in the same breath.
 

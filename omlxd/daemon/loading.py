@@ -45,6 +45,10 @@ class LoadQueue:
         self._ids = count(1)
         self._enqueued = asyncio.Event()
 
+    def configure(self, load_wait_s: float, fair_wait_s: float | None) -> None:
+        """Other patience from now on."""
+        self._room.configure(load_wait_s, fair_wait_s)
+
     async def join(
         self, entry: EnginePoolEntry, on_progress: OnProgress | None = None, *, request: str | None = None
     ) -> None:
@@ -297,6 +301,7 @@ class LoadQueue:
     async def _order(self, ticket: LoadTicket) -> LoadOrder:
         """Look at the files first: what can be known to fail costs nobody any memory."""
         entry = ticket.entry
+        self._pool.inherit(entry)
         try:
             files = await asyncio.to_thread(self._pool.read_folder, entry.settings)
         except OmlxError:

@@ -14,7 +14,7 @@ import stat
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,6 +55,14 @@ class EventLog:
             wrapper_class=structlog.BoundLogger,
         )
         self._console = _console_logger(console) if console is not None else None
+
+    def configure(self, least: EventLevel, max_bytes: int, kept: int) -> None:
+        """Other bounds from now on; older files than `kept` go."""
+        path, before = Path(self._file.baseFilename), self._file.backupCount
+        self._least, self._file.maxBytes, self._file.backupCount = least, max_bytes, kept
+        for number in range(kept + 1, before + 1):
+            with suppress(OSError):
+                path.with_name(f"{path.name}.{number}").unlink()
 
     def write(self, event: Event) -> None:
         """Write one event; lines that a full disk swallowed are counted and told once it takes some again."""

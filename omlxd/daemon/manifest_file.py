@@ -29,9 +29,9 @@ from omlxd.core.manifest import (
     parse_listen,
 )
 from omlxd.core.units import format_bytes, parse_size
-from omlxd.core.wording import nearest, shown
+from omlxd.core.wording import Location, dotted, nearest, shown
 from omlxd.daemon.api_key import KEY_VARIABLE
-from omlxd.daemon.manifest_schema import Document, Location, ModelTable, dotted, findings, keys_of
+from omlxd.daemon.manifest_schema import Document, ModelTable, findings, keys_of
 from omlxd.daemon.model_files import model_folder, read_model_folder
 
 MAX_MANIFEST_BYTES: Final = 2**20
@@ -64,6 +64,17 @@ def parse_manifest(text: str, path: str | Path) -> Manifest:
     if found or document is None:
         raise _invalid(path, _in_file_order(found, _lines_of_keys(text)))
     return _manifest(document, path)
+
+
+def placed(problems: Iterable[str], path: str | Path) -> list[str]:
+    """Problems that were found later, each `key.path: ...`, with the lines that their keys have in this file."""
+    try:
+        text = _text_of(Path(path))
+    except OmlxError:  # it has gone away meanwhile
+        text = ""
+    lines = {dotted(location): line for location, line in _lines_of_keys(text).items()}
+    keys = ((problem, problem.partition(": ")[0]) for problem in problems)
+    return [f"{problem} (line {lines[key]})" if key in lines else problem for problem, key in keys]
 
 
 @dataclass(frozen=True)
@@ -293,6 +304,7 @@ def _manifest(document: Document, path: Path) -> Manifest:
             max_batch=daemon.max_batch,
             max_waiting=daemon.max_waiting,
             prefix_cache=daemon.prefix_cache,
+            restore=daemon.restore,
             keep_awake=daemon.keep_awake,
             log_level=daemon.log_level,
             log_max_size_bytes=daemon.log_max_size,

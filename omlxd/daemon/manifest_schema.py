@@ -18,10 +18,8 @@ from omlxd.core.errors import InvalidRequest
 from omlxd.core.manifest import AUTO, NAME_RULE, is_model_name, parse_listen
 from omlxd.core.memory import Policy
 from omlxd.core.units import MAX_DURATION_S, format_bytes, format_duration, parse_duration, parse_size
-from omlxd.core.wording import nearest, shown
+from omlxd.core.wording import Location, dotted, nearest, shown
 from omlxd.daemon.api_key import KEY_RULE, is_api_key
-
-Location = tuple[str | int, ...]
 
 _ANY_RAM_BYTES: Final = 2**40  # a percentage is only checked here; the machine's memory comes in later
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -158,6 +156,7 @@ class DaemonTable(_Table):
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 256
     prefix_cache: Annotated[str | int, _checked(_size_or_auto)] = AUTO
+    restore: Literal["none", "pinned", "loaded"] | None = None
     keep_awake: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_max_size: Annotated[int, _bytes_between(2**16, 2**40)] = _written_default("20M")
@@ -251,18 +250,6 @@ def _unknown_key(location: Location, value: object) -> str:
         if key in keys_of(other):
             return f"unknown key; it belongs in {title}"
     return f"unknown key; there are {', '.join(f'`{known}`' for known in keys_of(table))}"
-
-
-def dotted(location: Location) -> str:
-    """A location as TOML writes it: `models."qwen3.5".path`, list positions as `[0]`."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            bare = re.fullmatch(r"[A-Za-z0-9_-]+", part)
-            text += ("." if text else "") + (part if bare else f'"{shown(part)}"')
-    return text
 
 
 def _written(value: object) -> str:

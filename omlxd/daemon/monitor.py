@@ -60,8 +60,8 @@ class MemoryMonitor:
         return EnforcerView(policy=policy, poll_interval_s=0.0, level=Level.OK, decisions=self._pool.decisions.count)
 
     def model(self, name: str) -> ModelView:
-        """One model; raises UnknownModel."""
-        entry = self._pool.resolve(name)
+        """One model, also one that a newer manifest has removed and that is not gone yet; raises UnknownModel."""
+        entry = self._pool.entries.get(name) or self._pool.resolve(name)
         engine = self._pool.engine
         return self._view(entry, engine.kv_bytes().get(entry.name, 0), engine.prefix_bytes().get(entry.name, 0))
 
@@ -99,6 +99,7 @@ class MemoryMonitor:
             name=entry.name,
             state=entry.state,
             pinned=entry.pinned,
+            removed=entry.removed,
             aliases=entry.settings.aliases,
             path=entry.settings.path or entry.settings.repo or "",
             weights_bytes=entry.weights_bytes,

@@ -51,12 +51,14 @@ class _OpenAiApi:
     async def models(self, request: Request) -> Response:
         listed = []
         for view in self._daemon.monitor.models():
-            listed += [self._model(name, view) for name in (view.name, *view.aliases)]
+            names = () if view.removed else (view.name, *view.aliases)
+            listed += [self._model(name, view) for name in names]
         return JsonResponse({"object": "list", "data": listed})
 
     async def model(self, request: Request) -> Response:
         asked = request.path_params["name"]
-        return JsonResponse(self._model(asked, self._daemon.monitor.model(asked)))
+        entry = self._daemon.pool.resolve(asked)
+        return JsonResponse(self._model(asked, self._daemon.monitor.model(entry.name)))
 
     async def chat(self, request: Request) -> Response:
         body = await read_body(request, ChatBody)

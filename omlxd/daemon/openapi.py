@@ -13,7 +13,7 @@ from starlette.routing import Route
 import omlxd
 from omlxd.daemon.anthropic_api import COUNT_PATH
 from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
-from omlxd.daemon.bodies import Body, LimitsBody, LoadBody, NoBody, PinBody, StopBody, UnloadBody
+from omlxd.daemon.bodies import Body, LimitsBody, LoadBody, NoBody, PinBody, ReloadBody, StopBody, UnloadBody
 from omlxd.daemon.http_errors import CONTROL_PREFIX, MESSAGES_PATH, JsonResponse
 from omlxd.daemon.metrics import METRICS_PATH
 from omlxd.daemon.openai_api import CHAT_PATH, COMPLETIONS_PATH
@@ -56,6 +56,7 @@ OPERATIONS = (
     Operation("GET", f"{CONTROL_PREFIX}/plan", "What would fit"),
     Operation("GET", f"{CONTROL_PREFIX}/history", "Memory used in the last minutes"),
     Operation("GET", f"{CONTROL_PREFIX}/events", "Events as lines of JSON", query=("since", "follow")),
+    Operation("POST", f"{CONTROL_PREFIX}/reload", "Read the manifest again", ReloadBody),
     Operation("POST", f"{CONTROL_PREFIX}/stop", "Drain and stop", StopBody),
 )
 

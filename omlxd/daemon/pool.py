@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -20,7 +19,7 @@ from omlxd.core.errors import OmlxError
 from omlxd.core.events import Emit, Event, EventName
 from omlxd.core.learned_costs import LearnedCosts
 from omlxd.core.ledger import Ledger
-from omlxd.core.manifest import ModelSettings
+from omlxd.core.manifest import DaemonSettings, ModelSettings
 from omlxd.core.memory import MemoryReading
 from omlxd.core.snapshot import Limits, Snapshot
 from omlxd.core.states import EntryState
@@ -35,15 +34,15 @@ from omlxd.daemon.load_ticket import OnProgress
 from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
 from omlxd.daemon.prefix import PrefixBudget
-from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait, unknown
+from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait
 from omlxd.daemon.request import Generation
+from omlxd.daemon.roster import ModelSource, Roster
 from omlxd.daemon.serving import Serving
 from omlxd.daemon.wish import Options, check_prompt, check_wish
 from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
 
 REST_TIMEOUT_S = 5.0  # a step that takes longer is stuck; nothing is decided on what it shows
 
-ModelSource = ModelSettings | str | Path
 CostsOf = Callable[[ModelFiles, LearnedCosts | None, str | None], KvCosts]
 """What a model's requests cost: from its files, what was measured, and the backend if that is known."""
 
@@ -111,6 +110,7 @@ class EnginePool:
         self.fingerprint = fingerprint or _fingerprint
         self.costs_of = costs_of
         self.lock = asyncio.Lock()
+        self.roster = Roster(models, clock)
         self.limits = Limits()
         self.decisions = DecisionLog(self.emit)
         self.ledger = Ledger(max_batch)
@@ -132,8 +132,6 @@ class EnginePool:
         self._serving = Serving(self, park_deadline_s)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
-        self._entries = {name: self._entry(name, source) for name, source in models.items()}
-        self._aliases = {alias: name for name, entry in self._entries.items() for alias in entry.settings.aliases}
         self._loads = LoadQueue(self, load_wait_s, fair_wait_s)
         self._ids = count(1)
         self._admitting = True
@@ -158,12 +156,12 @@ class EnginePool:
     @property
     def entries(self) -> Mapping[str, EnginePoolEntry]:
         """All models by name, loaded or not."""
-        return MappingProxyType(self._entries)
+        return MappingProxyType(self.roster.entries)
 
     @property
     def generations(self) -> tuple[Generation, ...]:
         """The requests in flight, oldest first."""
-        return tuple(g for entry in self._entries.values() for g in entry.requests.values() if not g.ended)
+        return tuple(g for entry in self.roster.entries.values() for g in entry.requests.values() if not g.ended)
 
     def bind(self) -> None:
         """Start the engine for the running loop, if that has not been done."""
@@ -171,10 +169,7 @@ class EnginePool:
 
     def resolve(self, name_or_alias: str) -> EnginePoolEntry:
         """The entry of this name or alias; raises UnknownModel with the nearest name as the hint."""
-        name = self._aliases.get(name_or_alias, name_or_alias)
-        if name in self._entries:
-            return self._entries[name]
-        raise unknown(name_or_alias, (*self._entries, *self._aliases))
+        return self.roster.resolve(name_or_alias)
 
     # Loading and unloading
 
@@ -247,6 +242,21 @@ class EnginePool:
         """Treat this model like any other again. Raises UnknownModel."""
         return self._set_pinned(name, False)
 
+    def configure(self, settings: DaemonSettings) -> None:
+        """Take over what another manifest says of waiting, draining and prefill; who waits already is not hurried."""
+        self._drain_timeout_s, self._max_waiting = settings.drain_timeout_s, settings.max_waiting
+        self._serving.park_deadline_s = settings.park_deadline_s
+        self.door.wait_s = settings.load_timeout_s
+        self._loads.configure(settings.load_timeout_s, settings.fair_wait_s)
+        self.link.prefill_chunk_tokens = settings.prefill_chunk_tokens
+        self.link.changed()
+        self.notify()
+
+    def inherit(self, entry: EnginePoolEntry) -> None:
+        """Let a model that nobody uses become what a newer manifest says of it."""
+        if entry.inherit():
+            self.engine.forget_codec(entry.name)
+
     # Generating
 
     def generate(
@@ -315,7 +325,7 @@ class EnginePool:
 
     def abort(self, request_id: str, reason: str) -> bool:
         """End a request with one clear error now; its memory is back after the next step. False when there is none."""
-        for entry in self._entries.values():
+        for entry in self.roster.entries.values():
             if (generation := entry.requests.get(request_id)) is not None:
                 return self._serving.abort(generation, aborted(entry.name, reason))
         return False
@@ -338,7 +348,7 @@ class EnginePool:
                 prefix_bytes.get(name, 0),
                 running.get(name, ()),
             )
-            for name, entry in self._entries.items()
+            for name, entry in self.roster.entries.items()
         )
         return Snapshot(now_s, reading, entries)
 
@@ -359,7 +369,7 @@ class EnginePool:
 
         Returns when the memory is back; giving up the wait does not stop the unload.
         """
-        entry = self._entries[name]
+        entry = self.roster.entries[name]
         if entry.state is EntryState.LOADED:
             entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
             entry.unloaded_by = decision_behind(error)
@@ -388,12 +398,12 @@ class EnginePool:
     async def cancel_load(self, name: str, error: OmlxError) -> bool:
         """Stop the model's load at its next step; returns when its memory is back, False when there was none."""
         self.link.release()
-        return await self._loads.cancel(self._entries[name], error)
+        return await self._loads.cancel(self.roster.entries[name], error)
 
     async def postpone_load(self, name: str, error: OmlxError) -> bool:
         """Stop the model's load like `cancel_load`, but have it tried again by itself after a while."""
         self.link.release()
-        return await self._loads.postpone(self._entries[name], error)
+        return await self._loads.postpone(self.roster.entries[name], error)
 
     async def trim_prefix_caches(self, keep_bytes: int) -> None:
         """Shrink the prefix caches of all models together to `keep_bytes`; returns when their memory is back."""
@@ -421,11 +431,11 @@ class EnginePool:
         await self.door.close()
         await self.growth.close()
         await self._loads.close()
-        for entry in self._entries.values():
+        for entry in self.roster.entries.values():
             if entry.loaded:
                 entry.state = EntryState.UNLOADING
         in_time = await self.link.close(timeout_s)
-        for entry in self._entries.values():
+        for entry in self.roster.entries.values():
             if entry.state is not EntryState.FAILED:
                 entry.state = EntryState.UNLOADED
             if entry.unloaded is not None and not entry.unloaded.done():
@@ -435,11 +445,6 @@ class EnginePool:
         return in_time
 
     # Below: how it is done
-
-    def _entry(self, name: str, source: ModelSource) -> EnginePoolEntry:
-        if not isinstance(source, ModelSettings):
-            source = ModelSettings(name=name, path=str(Path(source).expanduser().absolute()))
-        return EnginePoolEntry(name, source, self.clock, pinned=source.pin)
 
     def _set_pinned(self, name: str, pinned: bool) -> EnginePoolEntry:
         entry = self.resolve(name)

@@ -46,15 +46,24 @@ MOST_AGAIN_S = 8.0
 
 @dataclass
 class Request:
-    """A request from its arrival to its end; `tokens` once there is a tokenizer, `told` once it was said to wait."""
+    """A request from its arrival to its end; `tokens` once there is a tokenizer, `told` once it was said to wait.
+
+    `codec` made the tokens: when the model's files are others by the time it is loaded, they are made again.
+    """
 
     entry: EnginePoolEntry
     generation: Generation
     asked: Prompt
     wish: Wish
     tokens: tuple[int, ...] | None = None
+    codec: TextCodec | None = None
     told: bool = False
     constraint: Constraint | None = None
+
+    def drop_stale_tokens(self, codec: TextCodec | None) -> None:
+        """Forget tokens that another tokenizer made, unless an answer to them has begun."""
+        if codec is not self.codec and not self.generation.generated:
+            self.tokens = None
 
 
 class Serving:
@@ -67,7 +76,7 @@ class Serving:
 
     def __init__(self, pool: EnginePool, park_deadline_s: float) -> None:
         self._pool = pool
-        self._park_deadline_s = park_deadline_s
+        self.park_deadline_s = park_deadline_s
         self._threads = DaemonThreads(2, "omlxd-tokenizer")
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -158,9 +167,11 @@ class Serving:
     async def _admitted(self, request: Request) -> GenerationOrder | None:
         """Its order, once its model is loaded and its memory is reserved; None when it has to be looked at again."""
         pool, entry, generation = self._pool, request.entry, request.generation
-        if request.tokens is None and (codec := pool.engine.codec(entry.name)) is not None:
+        codec = pool.engine.codec(entry.name)
+        request.drop_stale_tokens(codec)
+        if request.tokens is None and codec is not None:
             encoded = await tokenize(self._threads, entry.name, request.asked, codec)
-            request.tokens, generation.shared_tokens = encoded.tokens, encoded.shared_tokens
+            request.tokens, request.codec, generation.shared_tokens = encoded.tokens, codec, encoded.shared_tokens
             generation.prompt, generation.prompt_tokens = request.tokens, len(request.tokens)
             request.wish.check(codec.vocab_size)
             tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
@@ -175,8 +186,9 @@ class Serving:
             await self._until_tokenizer(entry, generation)
             return None
         await self.until_loaded(entry, request=generation.id)
-        if not entry.takes(generation.id):
-            return None  # it was evicted between its load and now
+        request.drop_stale_tokens(pool.engine.codec(entry.name))
+        if not entry.takes(generation.id) or request.tokens is None:
+            return None  # it was evicted between its load and now, or is another model since
         return await pool.door.admit(entry, generation, self._order(request, request.tokens))
 
     async def _constraint(self, request: Request, tokens: tuple[int, ...], codec: TextCodec) -> Constraint | None:
@@ -211,7 +223,7 @@ class Serving:
             Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
         """
         pool, generation = self._pool, request.generation
-        left_s = max(0.0, parked_at_s + self._park_deadline_s - generation.vain_s - pool.clock())
+        left_s = max(0.0, parked_at_s + self.park_deadline_s - generation.vain_s - pool.clock())
         try:
             async with asyncio.timeout(left_s):
                 if generation.vain_parks > 1:  # it takes more than was predicted: not again and again at once
@@ -232,7 +244,7 @@ class Serving:
                         await pool.change.wait()
                     return None
         except TimeoutError:
-            end: OmlxError = parked_too_long(generation.model, self._park_deadline_s)
+            end: OmlxError = parked_too_long(generation.model, self.park_deadline_s)
         except (DoesNotFit, PrefillMemoryExceeded) as error:
             end = error
         if not generation.generated:

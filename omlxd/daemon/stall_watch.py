@@ -32,7 +32,7 @@ class StallWatch:
         emit: Emit,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._engine, self._timeout_s, self._emit, self._sleep = engine, timeout_s, emit, sleep
+        self._engine, self.timeout_s, self._emit, self._sleep = engine, timeout_s, emit, sleep
         self._task: asyncio.Task[None] | None = None
         self._longest_s = 0.0
 
@@ -50,12 +50,12 @@ class StallWatch:
 
     async def _watch(self) -> None:
         while True:
-            await self._sleep(min(self._timeout_s / LOOKS_A_TIMEOUT, LONGEST_SLEEP_S))
+            await self._sleep(min(self.timeout_s / LOOKS_A_TIMEOUT, LONGEST_SLEEP_S))
             self._look()
 
     def _look(self) -> None:
         stalled_s = self._engine.stalled_s()
-        if stalled_s > self._timeout_s:
+        if stalled_s > self.timeout_s:
             if not self._longest_s:
                 fields = {"stalled_s": stalled_s, "stack": list(self._engine.stack())}
                 self._emit(Event(EventName.ENGINE_STALLED, EventLevel.ERROR, fields=fields))

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
 from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
-from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine
 from omlxd.core.manifest import Manifest, max_memory_bytes, min_available_bytes, prefix_cache_bytes
 from omlxd.core.units import format_bytes, parse_size
+from omlxd.core.wording import dotted
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
-from omlxd.daemon.enforcer import ProcessMemoryEnforcer
+from omlxd.daemon.enforcer import EnforcerSettings, ProcessMemoryEnforcer
+from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.flags import Flags
 from omlxd.daemon.home import Home
 from omlxd.daemon.machine import find_machine
+from omlxd.daemon.manifest_file import placed
 from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.restoring import keep_what_is_loaded, wanted_first
 from omlxd.daemon.state_file import LearnedSizes, SavedState, StateFile
 from omlxd.engine.protocol import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """The command line's limits, as written; None where the run-time value or the manifest decides."""
-
-    max_memory: str | None = None
-    hard_limit: str | None = None
 
 
 async def assemble(
@@ -46,7 +45,8 @@ async def assemble(
     pool = _pool(manifest, bus, engine)
     machine = find_machine(pool.engine.device_cap())
     pool.prefix.wish_bytes = prefix_cache_bytes(manifest.daemon.prefix_cache, machine)
-    enforcer = _enforcer(manifest, pool, machine, saved, flags)
+    settings = enforcer_settings(manifest, machine, saved, flags, bus.emit)
+    enforcer = ProcessMemoryEnforcer(pool, **_arguments(settings), clock=pool.clock)
     daemon = Daemon(
         manifest=manifest,
         machine=machine,
@@ -56,28 +56,34 @@ async def assemble(
         monitor=MemoryMonitor(pool, enforcer),
         state_file=state_file,
         stop=stop,
+        flags=flags,
         history=MemoryHistory(lambda: pool.engine.read().pressure_bytes(pool.limits.policy)),
     )
     bus.add_sink(daemon.tallies.count)
-    _restore(daemon, saved)
+    for entry in pool.entries.values():
+        recall(entry, saved)
     await _check_pins(daemon)
     _learn(daemon)
+    keep_what_is_loaded(daemon)
     return daemon
 
 
 async def load_first(daemon: Daemon) -> None:
-    """Load the pinned models, then the preloads, one after the other; what does not fit stays unloaded."""
-    entries = list(daemon.pool.entries.values())
-    for entry in entries:
+    """Load the pinned models, then the preloads, then what was loaded before, as the policy of restoring says."""
+    wanted = wanted_first(daemon)  # before the first load, which writes down anew what is loaded
+    for entry in daemon.pool.entries.values():
         await weights_of(daemon, entry)  # so that `status` shows sizes before anything is loaded
-    pinned = [entry for entry in entries if entry.pinned]
-    preloads = [entry for entry in entries if entry.settings.preload and not entry.pinned]
-    for load, those in ((daemon.pool.load, pinned), (daemon.pool.preload, preloads)):
-        for entry in those:
-            try:
-                await load(entry.name)
-            except OmlxError:
-                pass  # the pool has told why, and `status` shows it
+    await load_these(daemon, wanted)
+
+
+async def load_these(daemon: Daemon, entries: Iterable[EnginePoolEntry]) -> None:
+    """Load these models, the pinned ones first, one after the other; what does not fit stays unloaded."""
+    for entry in sorted(entries, key=lambda entry: not entry.pinned):
+        load = daemon.pool.load if entry.pinned else daemon.pool.preload
+        try:
+            await load(entry.name)
+        except OmlxError:
+            pass  # the pool has told why, and `status` shows it
 
 
 def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePool:
@@ -101,24 +107,29 @@ def _pool(manifest: Manifest, bus: EventBus, engine: Engine | None) -> EnginePoo
     )
 
 
-def _enforcer(
-    manifest: Manifest, pool: EnginePool, machine: Machine, saved: SavedState, flags: Flags
-) -> ProcessMemoryEnforcer:
-    """With the limit of the command line, else the one set at run time, else the manifest's."""
+def enforcer_settings(
+    manifest: Manifest, machine: Machine, saved: SavedState, flags: Flags, emit: Emit
+) -> EnforcerSettings:
+    """With the limit of the command line, else the one set at run time, else the manifest's.
+
+    Raises:
+        ManifestInvalid: the manifest's `hard_limit` contradicts its `max_memory` or this machine.
+        InvalidRequest: the command line's limits do not make sense.
+    """
     settings = manifest.daemon
     hard = flags.hard_limit if flags.hard_limit is not None else settings.hard_limit
 
-    def with_limit(max_memory: str | int) -> ProcessMemoryEnforcer:
-        return ProcessMemoryEnforcer(
-            pool,
+    def with_limit(max_memory: str | int) -> EnforcerSettings:
+        made = EnforcerSettings(
             max_memory_bytes(max_memory, machine),
             settings.poll_interval_s,
             settings.prefill_memory_guard,
-            hard_limit=None if hard is None else parse_size(hard, ram_bytes=machine.ram_bytes),
-            min_available=min_available_bytes(settings.min_available, machine, sys.platform),
-            policy=settings.policy,
-            clock=pool.clock,
+            None if hard is None else parse_size(hard, ram_bytes=machine.ram_bytes),
+            min_available_bytes(settings.min_available, machine, sys.platform),
+            settings.policy,
         )
+        made.limits(machine)
+        return made
 
     if flags.max_memory is not None:
         return with_limit(flags.max_memory)
@@ -126,8 +137,8 @@ def _enforcer(
         try:
             return with_limit(run_time)
         except InvalidRequest as error:  # the manifest's `hard_limit` has come down since
-            fields = {"message": f"the saved limit `{run_time}` no longer holds: {error.message}"}
-            pool.emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields=fields))
+            told = {"message": f"the saved limit `{run_time}` no longer holds: {error.message}"}
+            emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields=told))
     try:
         return with_limit(settings.max_memory)
     except InvalidRequest as error:
@@ -135,42 +146,48 @@ def _enforcer(
             raise
         raise ManifestInvalid(
             f"the limits in `{manifest.path}` contradict each other or this machine",
-            problems=[f"daemon.hard_limit: {error.message}"],
+            problems=placed([f"daemon.hard_limit: {error.message}"], manifest.path),
             hint=error.hint,
         ) from None
 
 
-def _restore(daemon: Daemon, saved: SavedState) -> None:
-    for name, entry in daemon.pool.entries.items():
-        entry.pinned = saved.pinned(name, entry.settings.pin)
-        if (known := saved.learned.get(name)) is not None:
-            # Holds only for the files it was measured on: a load compares the fingerprint.
-            entry.weights_bytes, entry.measured, entry.fingerprint = known.weights_bytes, True, known.fingerprint
-            entry.learned = known.costs
+def recall(entry: EnginePoolEntry, saved: SavedState) -> None:
+    """What outlived the last daemon: whether it is pinned, and what was learned of it."""
+    entry.pinned = saved.pinned(entry.name, entry.settings.pin)
+    if (known := saved.learned.get(entry.name)) is not None:
+        # Holds only for the files it was measured on: a load compares the fingerprint.
+        entry.weights_bytes, entry.measured, entry.fingerprint = known.weights_bytes, True, known.fingerprint
+        entry.learned = known.costs
+
+
+async def pin_problems(daemon: Daemon, pinned: Iterable[EnginePoolEntry], soft_bytes: int) -> list[str]:
+    """Pins that can never be kept, since the model alone is over the limit: `models.a.pin: pinned, and ...`."""
+    problems = []
+    for entry in pinned:
+        if 0 < soft_bytes < await weights_of(daemon, entry):
+            weights = format_bytes(entry.weights_bytes or 0)
+            what = f"pinned, and its weights ({weights}) are over the soft limit {format_bytes(soft_bytes)}"
+            problems.append(f"{dotted(('models', entry.name, 'pin'))}: {what}")
+    return problems
 
 
 async def _check_pins(daemon: Daemon) -> None:
     """A pin of the manifest that can never be kept is the manifest's mistake; one set at run time only a warning."""
-    soft_bytes = daemon.enforcer.limits.soft_bytes
-    if soft_bytes <= 0:
-        return
-    problems = []
-    for name, entry in daemon.pool.entries.items():
-        if not entry.pinned or await weights_of(daemon, entry) <= soft_bytes:
-            continue
-        weights = format_bytes(entry.weights_bytes or 0)
-        what = f"pinned, and its weights ({weights}) are over the soft limit {format_bytes(soft_bytes)}"
-        if entry.settings.pin:
-            problems.append(f"models.{name}.pin: {what}")
-        else:
-            fields = {"message": f"`{name}` is {what}"}
-            daemon.bus.emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, model=name, fields=fields))
-    if problems:
+    soft_bytes, pinned = daemon.enforcer.limits.soft_bytes, [e for e in daemon.pool.entries.values() if e.pinned]
+    if problems := await pin_problems(daemon, [entry for entry in pinned if entry.settings.pin], soft_bytes):
         raise ManifestInvalid(
             f"the manifest `{daemon.manifest.path}` pins more than the limit holds",
-            problems=problems,
+            problems=placed(problems, daemon.manifest.path),
             hint="raise `daemon.max_memory` or remove `pin`",
         )
+    for entry in pinned:
+        for problem in await pin_problems(daemon, [entry], soft_bytes):
+            told = {"message": f"`{entry.name}` is {problem.partition(': ')[2]}"}
+            daemon.bus.emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, model=entry.name, fields=told))
+
+
+def _arguments(settings: EnforcerSettings) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def _learn(daemon: Daemon) -> None:

@@ -19,6 +19,7 @@ import tomli_w
 from omlxd.core.errors import StartFailed
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.learned_costs import LearnedCosts
+from omlxd.core.manifest import Manifest
 from omlxd.daemon.files import open_regular
 
 SCHEMA = 1
@@ -52,11 +53,20 @@ class LearnedSizes:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """All that outlives the process."""
+    """All that outlives the process.
+
+    Attributes:
+        limit, pins: what was set at run time.
+        learned: by model, what it was measured to take.
+        loaded: the models in memory, the one that was used last first.
+        restart: the daemon ended for a successor that is to load them again.
+    """
 
     limit: SavedLimit | None = None
     pins: Mapping[str, SavedPin] = field(default_factory=dict)
     learned: Mapping[str, LearnedSizes] = field(default_factory=dict)
+    loaded: tuple[str, ...] = ()
+    restart: bool = False
 
     def max_memory(self, manifest_max_memory: str) -> str | None:
         """The limit set at run time, while the manifest still says what it said then."""
@@ -70,6 +80,17 @@ class SavedState:
         if saved is None or saved.manifest_pinned != manifest_pinned:
             return manifest_pinned
         return saved.pinned
+
+    def without_outdated(self, manifest: Manifest) -> SavedState:
+        """This state without what a newer word of the manifest has taken the place of."""
+        limit = self.limit if self.max_memory(str(manifest.daemon.max_memory)) is not None else None
+        models = manifest.models
+        pins = {
+            name: pin
+            for name, pin in self.pins.items()
+            if name not in models or models[name].pin is pin.manifest_pinned
+        }
+        return replace(self, limit=limit, pins=pins)
 
     def with_pin(self, model: str, pin: SavedPin) -> SavedState:
         """This state with one more word about a pin."""
@@ -89,6 +110,7 @@ class StateFile:
         self._emit = emit
         self._writing = asyncio.Lock()
         self._written: SavedState | None = None
+        self._told: str | None = None  # why the last write failed
         self._tasks: set[asyncio.Task[tuple[str, ...]]] = set()
 
     def load(self) -> SavedState:
@@ -123,11 +145,12 @@ class StateFile:
                 return ()
             try:
                 await asyncio.to_thread(write_atomically, self.path, render_state(state))
-                self._written = state
+                self._written, self._told = state, None
             except OSError as error:
                 reason = error.strerror or type(error).__name__
-                fields = {"path": str(self.path), "reason": reason}
-                self._emit(Event(EventName.STATE_FILE_NOT_SAVED, level=EventLevel.WARNING, fields=fields))
+                if reason != self._told:  # not once for each load on a full disk
+                    self._told, fields = reason, {"path": str(self.path), "reason": reason}
+                    self._emit(Event(EventName.STATE_FILE_NOT_SAVED, level=EventLevel.WARNING, fields=fields))
                 return (f"in force, but not saved: {reason}",)
         return ()
 
@@ -163,6 +186,8 @@ def parse_state(text: str) -> SavedState:
                 name: LearnedSizes(**_typed(sizes, fingerprint=str, weights_bytes=int), costs=_costs(sizes))
                 for name, sizes in _table(document, "learned").items()
             },
+            loaded=_names(document.get("loaded", [])),
+            restart=document.get("restart") is True,
         )
     except (KeyError, AttributeError) as error:
         raise ValueError(f"{error} is missing or no table") from None
@@ -174,6 +199,10 @@ def render_state(state: SavedState) -> str:
     if state.limit is not None:
         limit = state.limit
         document["limit"] = {"max_memory": limit.max_memory, "manifest_max_memory": limit.manifest_max_memory}
+    if state.restart:
+        document["restart"] = True
+    if state.loaded:
+        document["loaded"] = list(state.loaded)
     if state.pins:
         document["pins"] = {
             name: {"pinned": pin.pinned, "manifest_pinned": pin.manifest_pinned} for name, pin in state.pins.items()
@@ -185,7 +214,7 @@ def render_state(state: SavedState) -> str:
             for name, known in state.learned.items()
         }
     return (
-        "# Written by omlxd; what you set with `omlxd limit`, `pin` and `unpin`, and measured sizes.\n"
+        "# Written by omlxd: what you set with `omlxd limit`, `pin` and `unpin`, what is loaded, and measured sizes.\n"
         + tomli_w.dumps(document)
     )
 
@@ -212,6 +241,12 @@ def _costs(sizes: Mapping[str, Any]) -> LearnedCosts | None:
     kinds = {each.name: _KINDS[str(each.type)] for each in fields(LearnedCosts)}
     costs = sizes.get("costs", {})
     return LearnedCosts(**_typed(costs, **kinds)) if kinds.keys() == costs.keys() else None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError("`loaded` is no list of names")
+    return tuple(value)
 
 
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

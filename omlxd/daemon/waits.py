@@ -44,7 +44,9 @@ def request_waits(pool: EnginePool, generation: Generation) -> str | None:
 
 def progress_words(pool: EnginePool, generation: Generation) -> str:
     """What a request does or waits for, with how far that is, for who waits for its first token."""
-    entry = pool.entries[generation.model]
+    entry = pool.entries.get(generation.model)
+    if entry is None:
+        return "working"  # it has just ended, and its model is gone from the manifest
     if entry.state is EntryState.LOADING and entry.ticket is not None:
         status = entry.ticket.status
         left = f", {format_left(status.left_s)}" if status.left_s is not None else ""

@@ -453,6 +453,10 @@ class Engine(Protocol):
         """
         ...
 
+    def forget_codec(self, model: str) -> None:
+        """Drop the tokenizer that is kept for a model which is not loaded: its next load is of another folder."""
+        ...
+
     def device_cap(self) -> tuple[int, str] | None:
         """Bytes the device allows and what says so (`metal`, `cuda`), None when nothing does (CPU)."""
         ...

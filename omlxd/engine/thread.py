@@ -121,6 +121,11 @@ class EngineThread:
         self._codecs[order.model] = codec
         return codec
 
+    def forget_codec(self, model: str) -> None:
+        """Drop the tokenizer kept for a model; the next load, or `read_codec`, brings another one."""
+        self._executor.codecs.pop(model, None)
+        self._codecs.pop(model, None)
+
     def device_cap(self) -> tuple[int, str] | None:
         """Bytes the device allows; on an accelerator this imports MLX's core (20 ms)."""
         return self.gauges.backend.device_cap()

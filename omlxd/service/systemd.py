@@ -51,6 +51,7 @@ def unit_text(spec: ServiceSpec, systemd_version: int) -> str:
         "Type=notify",
         "NotifyAccess=main",
         f"ExecStart={' '.join(words)}",
+        "ExecReload=/bin/kill -HUP $MAINPID",
         *environment,
         "UMask=0077",
         "TimeoutStartSec=120",

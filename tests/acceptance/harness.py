@@ -142,7 +142,14 @@ class Daemon:
 
     def start(self, *options: str) -> subprocess.CompletedProcess[str]:
         """`omlxd start`: the daemon runs detached."""
-        done = self.cli("start", *options)
+        return self._detached("start", *options)
+
+    def restart(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """`omlxd restart`."""
+        return self._detached("restart", *options)
+
+    def _detached(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        done = self.cli(*arguments)
         with contextlib.suppress(OSError, ValueError):
             self._detached_pid = int((self.home / "omlxd.lock").read_text())
         return done

@@ -106,7 +106,7 @@ def _state(fixture: Fixture) -> None:
     assert world.cli("limit", "8G").returncode == 0
     world.control("POST", "models/chat/load")
     learned = world.control("GET", "models")["models"][0]["weights_bytes"]
-    while str(learned) not in (world.home / "state.toml").read_text():
+    while not all(word in (world.home / "state.toml").read_text() for word in (str(learned), "loaded = [")):
         pass  # written in the background; the test's own timeout ends this
 
 
@@ -211,7 +211,7 @@ def _nothing_runs(command: object) -> object:
 # SIGNALS
 
 
-@SIGNALS.by("SIGTERM", "SIGINT", "SIGHUP")
+@SIGNALS.by("SIGTERM", "SIGINT")
 def _drains(fixture: Fixture, number: signal.Signals) -> None:
     small = fixture("tiny_model")("llama", 5_000_000)  # type: ignore[operator]
     with contextlib.closing(Daemon({"chat": small}, daemon={"drain_timeout": "60s"}).spawn()) as daemon:
@@ -234,6 +234,21 @@ def _drains(fixture: Fixture, number: signal.Signals) -> None:
             assert len(errors_in(list(endless))) == 1, "the second one ends at once"
         assert daemon.wait() == 1
     assert "SIG" not in daemon.report()
+
+
+@SIGNALS.by("SIGHUP")
+def _reloads(fixture: Fixture, number: signal.Signals) -> None:
+    world = _world(fixture)
+    manifest, pid = world.home / "omlxd.toml", world.status["pid"]
+    before = manifest.read_text()
+    for text, there in ((f'{before}[models.new]\npath = "/nowhere"\n', True), (before, False)):
+        manifest.write_text(text)
+        os.kill(pid, number)
+        while ("new" in world.states) is not there:
+            pass
+    assert world.until_event("manifest_reloaded", added=["new"])
+    assert world.until_event("manifest_reloaded", removed=["new"])
+    assert world.status["pid"] == pid
 
 
 @SIGNALS.by("SIGUSR1")

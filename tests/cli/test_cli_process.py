@@ -10,24 +10,25 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omlxd.cli import process
 from omlxd.cli.holder import is_held
 from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
-from omlxd.core.errors import AlreadyRunning, ManifestInvalid, StartFailed
+from omlxd.core.errors import AlreadyRunning, InvalidRequest, ManifestInvalid, StartFailed
 from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.fake_daemon import FakeDaemon, as_error, as_json
 
 GONE = 2**22 + 1  # above every pid that Linux gives out, and macOS too
 
 Stand = Callable[[str], Home]
 
 PRELUDE = """
-import fcntl, json, os, signal, sys
+import fcntl, json, os, signal, sys, time
 arguments = dict(zip(sys.argv[4::2], sys.argv[5::2]))
 home, ready_fd = arguments["--home"], int(arguments["--ready-fd"])
 def say(line):
@@ -169,6 +170,21 @@ def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeD
     assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
 
 
+def test_a_restart_ends_a_daemon_that_is_older_than_the_command(omlxd: Omlxd, home: Path, fake: FakeDaemon) -> None:
+    (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
+    (home / "omlxd.lock").mkdir()  # the start that follows fails, and this test has no daemon to end
+
+    unknown = as_error(InvalidRequest("`restart`: is not a field that omlxd understands"))
+    stopped = as_json({"state": "draining", "pid": GONE})
+    fake.routes["POST /v1/control/stop"] = lambda body: (unknown if "restart" in body else stopped)(body)
+    done = omlxd("restart", "--now", "--manifest", str(home / "omlxd.toml"))
+    assert done.stderr.startswith(f"omlxd stopped (pid {GONE})\nerror: ")
+    assert [body for _, path, body in fake.seen if path.endswith("/stop")] == [
+        {"now": True, "restart": True},
+        {"now": True},
+    ]
+
+
 def test_restart_without_a_manifest_has_already_said_that_nothing_ran(omlxd: Omlxd) -> None:
     done = omlxd("restart")
     assert done.returncode == 78
@@ -237,13 +253,69 @@ def test_stop_ends_who_holds_the_lock_even_without_a_socket(
 
 
 def test_restart_ends_who_holds_the_lock_before_it_starts(
-    omlxd: Omlxd, silent: Callable[..., subprocess.Popen[str]]
+    omlxd: Omlxd, home: Path, silent: Callable[..., subprocess.Popen[str]]
 ) -> None:
     holder = silent()
+    (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
+    (home / "omlxd.sock").write_text("in the way: the start that follows fails, and this test has no daemon to end")
+    done = omlxd("restart")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"omlxd stopped (pid {holder.pid})\nerror: `{home / 'omlxd.sock'}` is in the way")
+    assert holder.wait(30) == 0
+
+
+@pytest.mark.parametrize("text", [None, "[daemon]\nmax_memroy = 3\n"], ids=["missing", "wrong"])
+def test_a_restart_looks_at_the_manifest_before_it_stops_anything(
+    omlxd: Omlxd, home: Path, silent: Callable[..., subprocess.Popen[str]], text: str | None
+) -> None:
+    holder = silent()
+    if text is not None:
+        (home / "omlxd.toml").write_text(text)
     done = omlxd("restart")
     assert done.returncode == 78
-    assert "not running" not in done.stderr
-    assert holder.wait(30) == 0
+    assert "the daemon that runs was left as it is" in done.stderr
+    assert holder.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "before", "expected"),
+    [
+        (
+            {},
+            {"manifest": "/m.toml", "max_memory": "8G", "hard_limit": None},
+            {"manifest": "/m.toml", "max_memory": "8G"},
+        ),
+        (
+            {"max_memory": "1G"},
+            {"max_memory": "8G", "policy": "reference"},
+            {"max_memory": "1G", "policy": "reference"},
+        ),
+        ({"manifest": Path("/n.toml")}, {"manifest": "/m.toml"}, {"manifest": "/n.toml"}),
+        ({"restore": "none"}, {}, {"restore": "none"}),
+    ],
+)
+def test_a_restart_says_again_what_the_start_was_told(
+    given: dict[str, Any], before: dict[str, Any], expected: dict[str, str]
+) -> None:
+    options = StartOptions(**given, restarted=True).over(before)
+    command = options.arguments(Home(Path("/h")))
+    said = dict(zip(command[6::2], command[7::2], strict=False))
+    assert said == {"--manifest": "/h/omlxd.toml"} | {f"--{key.replace('_', '-')}": v for key, v in expected.items()}
+    assert command[-1] == "--restarted"
+
+
+def test_a_daemon_that_dies_without_a_word_is_told_by_the_end_of_its_log(stand_in: Stand) -> None:
+    home = stand_in("""
+    line = {"ts": time.time(), "level": "error", "event": "engine_failed", "error": "MLX is gone"}
+    old = {**line, "ts": 5.0, "error": "an older end"}
+    with open(f"{home}/logs/omlxd.jsonl", "w") as log:
+        log.writelines(json.dumps(each) + "\\n" for each in (old, line))
+    os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    with pytest.raises(StartFailed, match="by signal 9") as raised:
+        start_detached(home, StartOptions())
+    assert "MLX is gone" in raised.value.message
+    assert "older" not in raised.value.message
 
 
 def test_a_pid_in_a_lock_that_nobody_holds_is_never_signalled(omlxd: Omlxd, home: Path) -> None:

@@ -79,6 +79,16 @@ def test_from_install_to_uninstall(machine: Machine) -> None:
     assert holder_of(machine.omlxd_home / "omlxd.lock").pid == found["pid"]  # type: ignore[union-attr]
     assert f"systemd: running, pid {found['pid']}" in machine.service("status").stdout
 
+    refused = machine.call("restart", "--max-memory", "1G")
+    assert refused.returncode == 2
+    assert "error: systemd runs this daemon as `omlxd-" in refused.stderr
+    restarted = machine.call("restart")
+    assert (restarted.returncode, restarted.stderr) == (0, f"omlxd stopped (pid {found['pid']})\n")
+    again = json.loads(machine.service("status", "--json").stdout)
+    assert again["state"] == "running", "as a service, and not beside it"
+    assert restarted.stdout.startswith(f"omlxd is ready: pid {again['pid']}")
+    assert again["pid"] != found["pid"]
+
     assert machine.service("stop").returncode == 0
     assert holder_of(machine.omlxd_home / "omlxd.lock") is None
     unit = machine.unit

@@ -288,7 +288,7 @@ def test_sigusr1_writes_down_every_thread_s_stack_and_the_daemon_goes_on(home: P
     assert process.wait() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_process_with_success_and_leaves_nothing(
     home: Path, spawned: list[Process], number: signal.Signals
 ) -> None:

@@ -348,6 +348,7 @@ def test_the_template_shows_every_key_with_its_default() -> None:
     text = re.sub(r"^#(?=\w+ = )", "", default_manifest_text(), flags=re.MULTILINE)
     text = text.replace('hard_limit = "12G"\n', "").replace('min_available = "2G"\n', "")
     text = text.replace('api_key = "a long random text"\n', "").replace('api_key_file = "api.key"\n', "")
+    text = text.replace('restore = "loaded"\n', "")
     text = text.replace('max_keep_alive = "1h"\n', "")
     assert parse_manifest(text, "/m") == Manifest(path="/m")
     for key in [*DaemonTable.model_fields, *ApiTable.model_fields]:

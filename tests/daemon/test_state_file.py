@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ FULL = SavedState(
     pins={"chat": SavedPin(pinned=True, manifest_pinned=False), "a.b:c": SavedPin(False, True)},
     learned={"chat": LearnedSizes(fingerprint='with "quotes"', weights_bytes=123)},
 )
+LATER = replace(FULL, loaded=("chat", "a.b:c"), restart=True)
 # The first file format ever written: it has to stay readable.
 OLD_FILE = """\
 schema = 1
@@ -51,6 +52,7 @@ weights_bytes = 123
 
 def test_what_was_written_is_read_again() -> None:
     assert parse_state(render_state(FULL)) == FULL
+    assert parse_state(render_state(LATER)) == LATER
     assert parse_state(render_state(SavedState())) == SavedState()
 
 
@@ -69,6 +71,12 @@ def test_the_first_file_format_is_still_read() -> None:
     assert parse_state(OLD_FILE) == FULL
 
 
+def test_what_another_version_writes_beside_it_does_no_harm() -> None:
+    unknown = OLD_FILE.replace("schema = 1\n", 'schema = 1\ncolour = "red"\n') + "\n[learned.chat.extra]\nx = 1\n"
+    unknown = unknown.replace("pinned = true\n", "pinned = true\nsince = 1979-05-27\n", 1) + "\n[fonts]\nsize = 3\n"
+    assert parse_state(unknown) == FULL
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -78,6 +86,8 @@ def test_the_first_file_format_is_still_read() -> None:
         'schema = 1\nlimit = "6G"\n',
         "schema = 1\n[limit]\nmax_memory = 6\nmanifest_max_memory = '8G'\n",
         "schema = 1\npins = 3\n",
+        "schema = 1\nloaded = 'chat'\n",
+        "schema = 1\nloaded = [1]\n",
         "schema = 1\npins.chat = true\n",
         "schema = 1\n[learned.chat]\nfingerprint = 'x'\n",
         "schema = 1\n[learned.chat]\nfingerprint = 'x'\nweights_bytes = true\n",
@@ -129,6 +139,20 @@ async def test_a_change_that_cannot_be_written_holds_and_says_that_it_is_not_sav
     (tmp_path / "state.toml.new").rmdir()
     assert await file.change(lambda state: state) == ()
     assert StateFile(tmp_path / "state.toml", events.append).load() == FULL
+
+
+async def test_a_file_that_cannot_be_written_is_told_once_until_it_can_be(tmp_path: Path) -> None:
+    events: list[Event] = []
+    file = StateFile(tmp_path / "state.toml", events.append)
+    for _ in range(2):
+        (tmp_path / "state.toml.new").mkdir()
+        for number in range(3):
+            pin = SavedPin(True, False)
+            assert await file.change(lambda state, name=f"m{number}", pin=pin: state.with_pin(name, pin))
+        (tmp_path / "state.toml.new").rmdir()
+        assert await file.change(lambda _: FULL) == ()
+        await file.change(lambda _: SavedState())
+    assert len(events) == 2
 
 
 async def test_changes_made_at_once_are_all_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "man" / "omlxd-api.7"
 TEXT = PAGE.read_text()
 NOBODY: Any = None  # the routes are listed and not asked
 BODIES = {f"{each.method} {each.path}": each.body for each in OPERATIONS if each.body is not None}
-ELSEWHERE = {"daemon_not_running", "already_running", "start_failed", "unreachable", "manifest_invalid"}
+ELSEWHERE = {"daemon_not_running", "already_running", "start_failed", "unreachable"}
 """Errors of the command line and of the start, which no HTTP answer carries."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omlxd.core.manifest import Restore
 from omlxd.daemon.app import StopOrder
 from omlxd.daemon.home import Home
 from omlxd.daemon.keep_awake import SleepAssertion
@@ -115,6 +116,8 @@ async def running(
     daemon: Mapping[str, Any] | None = None,
     api: Mapping[str, Any] | None = None,
     max_memory: str | None = None,
+    restore: Restore | None = None,
+    restarted: bool = False,
     assertion: SleepAssertion | None = None,
     wait_ready: bool = True,
 ) -> AsyncIterator[RunningDaemon]:
@@ -125,15 +128,8 @@ async def running(
     home.manifest.write_text(text)
     engine = engine or FakeEngine("thread")
     stop, told = StopOrder(), asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(
-        serve(
-            DaemonConfig(home, max_memory=max_memory),
-            engine=engine,
-            on_ready=told.set_result,
-            assertion=assertion,
-            stop=stop,
-        )
-    )
+    config = DaemonConfig(home, max_memory=max_memory, restore=restore, restarted=restarted)
+    task = asyncio.create_task(serve(config, engine=engine, on_ready=told.set_result, assertion=assertion, stop=stop))
     await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S)
     if task.done():
         await task

@@ -286,6 +286,9 @@ class FakeEngine:
     def codec(self, model: str) -> TextCodec | None:
         return self._codecs.get(model)
 
+    def forget_codec(self, model: str) -> None:
+        self._codecs.pop(model, None)
+
     def read_codec(self, order: LoadOrder) -> TextCodec:
         codec = FakeCodec(self._codec.vocab_size, order.max_context or self._codec.context_length, self.transitions)
         return self._codecs.setdefault(order.model, codec)

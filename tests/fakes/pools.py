@@ -24,7 +24,7 @@ BIG_MACHINE = Machine(ram_bytes=64 * GIB)
 
 
 class FakeFolders:
-    """Reads a model's size from `sizes` (MiB by name); a name that is not there has no folder."""
+    """Reads a model's size from `sizes` (MiB by the folder's name); one that is not there has no folder."""
 
     def __init__(self, sizes: Mapping[str, float]) -> None:
         self.sizes = dict(sizes)
@@ -32,15 +32,15 @@ class FakeFolders:
 
     def __call__(self, settings: ModelSettings) -> ModelFiles:
         self.reads.append(settings.name)
-        if settings.name not in self.sizes:
-            raise LoadFailed(f"`/models/{settings.name}` does not exist", details={"kind": "missing_folder"})
-        weights_bytes = int(self.sizes[settings.name] * MIB)
-        path = Path(f"/models/{settings.name}")
+        path = Path(settings.path or settings.name)
+        if path.name not in self.sizes:
+            raise LoadFailed(f"`{path}` does not exist", details={"kind": "missing_folder"})
+        weights_bytes = int(self.sizes[path.name] * MIB)
         return ModelFiles(path, {}, weights_bytes, "llama", 4096, 1000, str(self.fingerprint(settings)), 10)
 
     def fingerprint(self, settings: ModelSettings) -> str | None:
         """Changes with the size."""
-        return f"files-{self.sizes.get(settings.name)}"
+        return f"files-{self.sizes.get(Path(settings.path or settings.name).name)}"
 
 
 class Scene:

@@ -1,0 +1,109 @@
+"""Another manifest on the real thing: streams of a model that goes or changes, and what a restart brings back."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.harness import CHAT, Daemon, chat_body, errors_in, has_text, in_thread, manifest, text_of
+from tests.fakes.wire import ask
+
+pytestmark = pytest.mark.mlx
+
+TOKENS = 150
+
+
+def written(daemon: Daemon, **models: Path) -> None:
+    (daemon.home / "omlxd.toml").write_text(manifest(models))
+
+
+def text(daemon: Daemon, model: str) -> str:
+    answer = daemon.chat(model, "Go on.", max_tokens=TOKENS)
+    assert answer.status == 200, answer.body
+    return str(answer.json["choices"][0]["message"]["content"])
+
+
+def test_streams_of_models_that_go_and_change_end_with_their_own_text_and_the_drain_tells_everybody(
+    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
+) -> None:
+    one, other = small(0), small(1)
+    daemon = daemon_of({"chat": one, "other": other, "third": one})
+    texts = {name: text(daemon, name) for name in ("chat", "other")}
+    assert texts["chat"] != texts["other"]
+
+    streams = [daemon.chat_stream(name, "Go on.", max_tokens=TOKENS) for name in ("chat", "other")]
+    with streams[0], streams[1]:
+        begun = [stream.until(has_text) for stream in streams]
+        for number in range(10):
+            written(daemon, chat=other, **{f"m{number}": one})
+            daemon.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
+        while daemon.states.keys() - {"other"} != {"chat", "m9"}:
+            pass
+        assert daemon.chat("other", "Go on.").status == 404
+        frames = [[first, *stream] for first, stream in zip(begun, streams, strict=True)]
+    assert not errors_in([*frames[0], *frames[1]])
+    assert [text_of(each) for each in frames] == [texts["chat"], texts["other"]]
+
+    reloaded = daemon.cli("reload")
+    assert (reloaded.returncode, reloaded.stderr) == (0, "")
+    assert reloaded.stdout == f"nothing has changed in `{daemon.home}/omlxd.toml`\n"
+    assert text(daemon, "chat") == texts["other"], "the same name answers with the new weights"
+    assert daemon.states == {"chat": "loaded", "m9": "unloaded"}
+    assert "because the manifest was reloaded" in daemon.cli("why", "chat").stdout
+
+    host, _, port = str(daemon.ready["api"]).rpartition(":")
+    with daemon.chat_stream("chat", "Go on.", max_tokens=100_000) as stream:
+        stream.until(has_text)
+        daemon.process.terminate()  # type: ignore[union-attr]
+        daemon.until_event("daemon_draining")
+        refused = ask((host, int(port)), "POST", CHAT, chat_body("chat", "Hello."))
+        assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
+        assert int(refused.headers["retry-after"]) >= 1
+        daemon.process.terminate()  # type: ignore[union-attr]
+        assert len(errors_in(list(stream))) == 1
+    assert daemon.wait() == 1, "the second signal cut it short"
+
+
+def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_the_middle_loses_nothing(
+    home_of: Callable[..., Daemon], small: Callable[..., Path], medium: Callable[..., Path]
+) -> None:
+    daemon = home_of({"chat": small(), "big": medium(), "idle": small(1)})
+    assert daemon.start("--max-memory", "2G", "--hard-limit", "3G").returncode == 0
+    for command in (["load", "big"], ["load", "chat"], ["pin", "chat"]):
+        assert daemon.cli(*command).returncode == 0
+    first = daemon.pid
+    path = daemon.home / "omlxd.toml"
+    good = path.read_text()
+    path.write_text(good.replace("min_available", "min_avail"))
+    refused = daemon.cli("restart")
+    assert refused.returncode == 78
+    assert "min_available" in refused.stderr
+    assert (daemon.status["pid"], daemon.states["big"]) == (first, "loaded")
+    path.write_text(good)
+
+    with daemon.chat_stream("chat", "Go on.", max_tokens=TOKENS) as stream:
+        stream.until(has_text)
+        restarting = in_thread(daemon.restart)
+        frames = list(stream)
+    assert frames[-1] == "[DONE]"
+    assert not errors_in(frames)
+    restarted = restarting.result()
+    assert restarted.returncode == 0, restarted.stderr
+    assert restarted.stderr.endswith(f"omlxd stopped (pid {first})\n")
+    assert "limit 2.00 GiB" in restarted.stdout
+    daemon.kill()  # in the middle of loading them again
+    assert daemon.start("--restore", "loaded").returncode == 0
+    daemon.until_event("daemon_ready")
+    assert daemon.states == {"chat": "loaded", "big": "loaded", "idle": "unloaded"}
+    assert [model["pinned"] for model in daemon.control("GET", "models")["models"]] == [True, False, False]
+    assert daemon.cli("limit", "1G").returncode == 0
+    assert "limit 1.00 GiB" in daemon.restart("--restore", "none").stdout
+    daemon.until_event("daemon_ready")
+    assert set(daemon.states.values()) == {"unloaded"}
+    assert daemon.cli("stop").returncode == 0
+    with pytest.raises(FileNotFoundError), socket.socket(socket.AF_UNIX) as gone:
+        gone.connect(str(daemon.home / "omlxd.sock"))

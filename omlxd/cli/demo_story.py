@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omlxd.cli import output
+from omlxd.cli.answer import Answer, AnswerWriter, stream_answer
 from omlxd.cli.client import Client
 from omlxd.cli.daemon import ready_line
 from omlxd.cli.models import load_with_progress
-from omlxd.cli.run import Answer, stream_answer
 from omlxd.cli.sentences import decision_sentence
 from omlxd.core.errors import OmlxError
 from omlxd.core.events import EventName
@@ -114,13 +114,7 @@ class _Story:
             "stream": True,
         }
         answer = Answer("chat")
-
-        def write(piece: str) -> None:
-            # With the first words, not before them: a line of progress may stand there until then.
-            sys.stdout.write(piece if answer.text != piece else f"  chat: {piece}")
-            sys.stdout.flush()
-
-        stream_answer(self._client, body, answer, write=write)
+        stream_answer(self._client, body, answer, AnswerWriter(before="  chat: "))
         if not answer.text.strip():
             raise _wrong("`chat` gave no answer")
         figures = answer.to_json()

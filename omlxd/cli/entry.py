@@ -1,11 +1,12 @@
 """The entry point: what scripts ask for most often is answered before the command-line library is imported.
 
-Importing Typer takes more than half of the time of `omlxd status --json`. Whatever is not exactly this call, and
-whatever goes wrong with it, is the whole command line's business.
+Importing Typer takes more than half of the time of `omlxd status --json`. So does what Tab asks for. Whatever
+is not exactly this, and whatever goes wrong with it, is the whole command line's business.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -16,6 +17,11 @@ def main() -> NoReturn:
     """Run the command of `sys.argv` and exit with its status."""
     if sys.argv[1:] in QUICK and _answered():
         sys.exit(0)
+    if "_OMLXD_COMPLETE" in os.environ:
+        from omlxd.cli import shell_completion
+
+        if shell_completion.answers():
+            sys.exit(shell_completion.answer())
     from omlxd.cli.main import main as whole
 
     whole()

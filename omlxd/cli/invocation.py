@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from omlxd.cli.client import Client
 from omlxd.daemon.home import Home, find_home
+
+if TYPE_CHECKING:
+    from omlxd.cli.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +32,6 @@ def home_of(context: typer.Context) -> Home:
 
 def client_of(context: typer.Context) -> Client:
     """A client for the daemon of that home."""
+    from omlxd.cli.client import Client  # 30 ms of http.client, which help and completion do not need
+
     return Client(home_of(context).socket)

@@ -1,13 +1,27 @@
-"""The models that the manifest names, read unchecked: so that a name can be understood without a daemon."""
+"""The models that can be named, from the daemon or the manifest: unchecked, for completion and without a daemon."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
+from typing import Final
 
-from omlxd.core.errors import UnknownModel
+from omlxd.core.errors import OmlxError, UnknownModel
 from omlxd.core.wording import nearest, shown
 from omlxd.daemon.home import Home
+
+LONGEST_WAIT_S: Final = 0.15
+
+
+def known_names(home: Home) -> list[str]:
+    """Names and aliases to choose from, in order: the daemon's, asked briefly, else the manifest's; never an error."""
+    from omlxd.cli.client import Client  # 30 ms of http.client, which options' completion does not need
+
+    try:
+        answer = Client(home.socket).get("/v1/control/models", timeout_s=LONGEST_WAIT_S)
+        return sorted(name for model in answer["models"] for name in (model["name"], *model["aliases"]))
+    except (OmlxError, KeyError, TypeError, OSError):
+        return sorted(names_by_alias(home))
 
 
 def names_by_alias(home: Home) -> dict[str, str]:

@@ -14,6 +14,7 @@ import typer
 
 from omlxd import __version__
 from omlxd.cli import output
+from omlxd.cli.command_names import COMMANDS, command_at
 from omlxd.cli.invocation import Invocation
 from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 
@@ -22,34 +23,6 @@ INTERRUPTED: Final = 130
 # Typer brings a click of its own since 0.26; its exceptions are found from the one name that Typer exports.
 _USAGE_ERROR: Final = typer.BadParameter.__mro__[1]
 _CLICK_EXCEPTION: Final = _USAGE_ERROR.__mro__[1]
-
-COMMANDS: Final = {
-    "start": "daemon",
-    "stop": "daemon",
-    "restart": "daemon",
-    "reload": "reload",
-    "status": "status",
-    "ps": "status",
-    "models": "models",
-    "load": "models",
-    "unload": "models",
-    "pin": "models",
-    "unpin": "models",
-    "limit": "limit",
-    "plan": "plan",
-    "run": "run",
-    "requests": "requests",
-    "abort": "requests",
-    "logs": "logs",
-    "events": "events",
-    "why": "why",
-    "service": "service",
-    "init": "manifest",
-    "check": "manifest",
-    "doctor": "doctor",
-    "demo": "demo",
-}
-"""Each command and the module of `omlxd.cli` that has it: a function, or a group of commands, of the same name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -131,19 +104,11 @@ def _run(arguments: Sequence[str]) -> int:
 def _invoke(arguments: list[str]) -> None:
     if "_OMLXD_COMPLETE" in os.environ:
         typer.main.get_command(build()).main(arguments, prog_name="omlxd")
-    named = arguments[at] if (at := _command_at(arguments)) < len(arguments) else ""
+    named = arguments[at] if (at := command_at(arguments)) < len(arguments) else ""
     command = typer.main.get_command(build([named] if named in COMMANDS else COMMANDS))
     # Not its `main`: that ends a closed pipe with status 1 by itself, and Ctrl-C with a blank line.
     with command.make_context("omlxd", arguments) as context:
         command.invoke(context)
-
-
-def _command_at(arguments: Sequence[str]) -> int:
-    """Where the command stands: at the first word that is neither a global option nor the value of `--home`."""
-    at = 0
-    while at < len(arguments) and arguments[at].startswith("-"):
-        at += 2 if arguments[at] == "--home" else 1
-    return min(at, len(arguments))
 
 
 def _report_foreign(error: Exception) -> int:
@@ -178,7 +143,7 @@ def _refused_file(error: OSError) -> OmlxError:
 
 def _wants_traceback(arguments: Sequence[str]) -> bool:
     """`--debug` stands before the command, so it counts even when parsing did not come that far."""
-    return "--debug" in arguments[: _command_at(arguments)]
+    return "--debug" in arguments[: command_at(arguments)]
 
 
 def _reader_left() -> int:

@@ -161,7 +161,7 @@ def _draw(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryLimi
     soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no limit"
     output.data(f"{manifest.path}: {soft}")
     if not reports:
-        output.note("the manifest has no models yet; add a `[models.NAME]` table")
+        output.note("the manifest has no models yet; `omlxd find` shows what is here, `omlxd add` adds it")
         return
     draw(check_table((report, manifest.models[report.name].pin) for report in reports))
     for report in reports:

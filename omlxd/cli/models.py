@@ -25,7 +25,7 @@ def models(context: typer.Context, json: Json = False) -> None:
 
         draw(manifest_table(answer["models"]))
     else:
-        output.note("the manifest has no models; add a `[models.NAME]` table, then `omlxd reload`")
+        output.note("the manifest has no models; `omlxd find` shows what is here, `omlxd add` adds it")
 
 
 def load(

@@ -56,8 +56,10 @@ def plan(
     show(surroundings, make_plan(surroundings, names, tokens, concurrency), json=json)
 
 
-def find_surroundings(context: typer.Context, max_memory: str | None = None) -> Surroundings:
-    """What the daemon says when one runs, else what the manifest says would be."""
+def find_surroundings(
+    context: typer.Context, max_memory: str | None = None, manifest: Manifest | None = None
+) -> Surroundings:
+    """What the daemon says when one runs, else what the manifest says would be; `manifest` in place of the file."""
     from pathlib import Path
 
     from omlxd.core.manifest import max_memory_bytes
@@ -70,7 +72,8 @@ def find_surroundings(context: typer.Context, max_memory: str | None = None) -> 
         status = client_of(context).get("/v1/control/status")
     except DaemonNotRunning:
         status = None
-    manifest = read_manifest(Path(status["manifest"]) if status else home.manifest)
+    if manifest is None:
+        manifest = read_manifest(Path(status["manifest"]) if status else home.manifest)
     state = _state(home)
     limits = limits_in_force(status["memory"]) if status else _limits_to_come(manifest, state)
     if max_memory is not None:
@@ -95,7 +98,7 @@ def show(surroundings: Surroundings, plan: Plan, *, json: bool) -> None:
     elif plan.rows:
         _draw(surroundings, plan)
     else:
-        output.note("the manifest has no models yet; add a `[models.NAME]` table")
+        output.note("the manifest has no models yet; `omlxd find` shows what is here, `omlxd add` adds it")
     if bad := [verdict for verdict in _asked(plan) if not verdict.fits]:
         raise DoesNotFit(bad[0].why, hint=_remedy(bad[0]), details={"short_bytes": bad[0].short_bytes})
 

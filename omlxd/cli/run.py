@@ -1,27 +1,30 @@
-"""`omlxd run`: one prompt, its answer streamed as it is made."""
+"""`omlxd run`: one prompt and its answer streamed as it is made, or a chat."""
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import sys
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from omlxd.cli import output
-from omlxd.cli.client import Client
-from omlxd.cli.invocation import client_of
+from omlxd.cli.answer import Answer, AnswerWriter, stats_text, stream_answer
+from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.options import Json, Model
 from omlxd.core.errors import InvalidRequest
+
+_SILENCE_S: Final = 2.0
 
 
 def run(
     context: typer.Context,
     model: Model,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; `-` or a pipe: standard input.")
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="The prompt; it follows what is piped in. `-`: standard input alone."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[
@@ -35,84 +38,68 @@ def run(
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Then show tokens/s, first token and memory.")] = False,
     json: Json = False,
 ) -> None:
-    """Ask a model, loading it when needed."""
+    """Ask a model, loading it when needed; without a prompt, chat with it."""
+    chosen = {"max_tokens": max_tokens, "top_p": top_p, "seed": seed, "stop": stop or None}
+    settings: dict[str, Any] = {"temperature": temperature}
+    settings |= {key: value for key, value in chosen.items() if value is not None}
+    client = client_of(context)
+    if prompt is None and _is_terminal_chat(json):
+        from omlxd.cli.chat import Chat
+
+        Chat(client, home_of(context), model, settings, system=system, stats=stats).talk()
+        return
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": _prompt_text(model, prompt)})
-    chosen = {"max_tokens": max_tokens, "top_p": top_p, "seed": seed, "stop": stop or None}
-    body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
-    body |= {key: value for key, value in chosen.items() if value is not None}
     answer = Answer(model)
-    stream_answer(client_of(context), body, answer, write=_keep_quiet if json else _write)
+    body = {"model": model, "messages": messages, **settings, "stream": True}
+    stream_answer(client, body, answer, AnswerWriter(quiet=json))
     if json:
         output.data_json(answer.to_json())
+    if stats:
+        output.note(stats_text(answer, client))
 
 
-@dataclass(slots=True)
-class Answer:
-    """What came back, growing while it streams."""
-
-    model: str
-    text: str = ""
-    finish_reason: str | None = None
-    figures: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """The schema of `run --json`; seconds as floats."""
-        from omlxd.core.states import SCHEMA  # 8 ms of dataclasses that streaming does not need
-
-        keys = ("prompt_tokens", "generated_tokens", "first_token_s", "tokens_per_s")
-        head = {"schema": SCHEMA, "model": self.model, "text": self.text, "finish_reason": self.finish_reason}
-        return head | {key: self.figures.get(key) for key in keys}
-
-
-def stream_answer(client: Client, body: dict[str, Any], answer: Answer, *, write: Callable[[str], None]) -> None:
-    """Fill `answer` and write its text as it comes; ends the line also when the answer breaks off."""
-    events = client.sse("/v1/chat/completions", body)
-    with closing(events), output.Progress() as progress:  # closing the connection aborts the request
-        try:
-            for event in events:
-                if isinstance(event, str):
-                    if not answer.text:
-                        progress.show(event)
-                    continue
-                choice = event["choices"][0]
-                piece = choice["delta"].get("content") or ""
-                if piece:
-                    progress.clear()
-                    answer.text += piece
-                    write(piece)
-                answer.model = event.get("model", answer.model)
-                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-                answer.figures |= event.get("omlxd") or {}
-        finally:
-            if answer.text and not answer.text.endswith("\n"):
-                write("\n")
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _keep_quiet(text: str) -> None:
-    """`--json` prints the whole answer at the end."""
+def _is_terminal_chat(json: bool) -> bool:
+    return not json and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _prompt_text(model: str, prompt: str | None) -> str:
+    """The prompt: what is piped in, then what was typed; so that questions about one text begin the same way."""
+    if prompt == "":
+        raise InvalidRequest("the prompt is empty", hint=f'`omlxd run {model} "Why is the sky blue?"`')
+    if prompt is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise InvalidRequest(
+            "there is no prompt, and a chat needs a terminal for its answers too",
+            hint=f'`omlxd run {model} "Why is the sky blue?"`, or pipe one in',
+        )
     if prompt is not None and prompt != "-":
-        if not prompt:
-            raise InvalidRequest("the prompt is empty", hint=f'`omlxd run {model} "Why is the sky blue?"`')
-        return prompt
-    if prompt is None and sys.stdin.isatty():
-        raise InvalidRequest("there is no prompt", hint=f'`omlxd run {model} "Why is the sky blue?"`, or pipe one in')
+        piped = _piped_text() if _is_piped() else ""
+        return f"{piped.rstrip()}\n\n{prompt}" if piped.strip() else prompt
+    text = _piped_text()
+    if not text.strip():
+        raise InvalidRequest("the prompt on standard input is empty", hint=f'`omlxd run {model} "..."`')
+    return text
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe, a socket or a file; a terminal, /dev/null or nothing at all is not read."""
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _piped_text() -> str:
+    """All of standard input; what nobody writes to and nobody closes, as under ssh, is not waited for in silence."""
+    if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _SILENCE_S)[0]:
+        output.note("waiting for standard input to end; `< /dev/null` leaves it alone")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"standard input is not UTF-8 (byte {error.start})", hint="convert it, for example with `iconv`"
         ) from error
-    if not text.strip():
-        raise InvalidRequest("the prompt on standard input is empty", hint=f'`omlxd run {model} "..."`')
-    return text

@@ -31,19 +31,28 @@ class OmlxError(Exception):
 
     Args:
         message: what happened, model names and paths in backticks.
-        hint: what to type or change next, or None.
+        hint: what to type or change next; by default the `remedy` of the class, empty where the message says it all.
         details: the numbers behind the message (integer bytes, float seconds), JSON-ready.
+
+    Attributes:
+        logged: what the log says instead of the message, where that may quote what the user wrote; else None.
     """
 
     code: ClassVar[str] = "internal_error"
     exit_status: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
+    remedy: ClassVar[str] = "`omlxd logs -n 20` shows what happened, `omlxd doctor` looks for the reason"
 
     def __init__(self, message: str, *, hint: str | None = None, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = self.remedy if hint is None else hint
         self.details: dict[str, Any] = dict(details or {})
+        self.logged: str | None = None
+
+    def to_log(self) -> dict[str, Any]:
+        """The error as the log has it: without what the user wrote."""
+        return {**self.to_json(), "message": self.logged or self.message}
 
     def to_json(self) -> dict[str, Any]:
         """The error as it crosses the socket; `from_json` makes the same class of it again."""
@@ -56,18 +65,21 @@ class InvalidRequest(OmlxError):
     code = "invalid_request"
     exit_status = 2
     http_status = 400
+    remedy = "`omlxd --help`, or the manual, says what can be written"
 
 
 class ContextExceeded(InvalidRequest):
     """The prompt (plus what is to be generated) is longer than the model's context."""
 
     code = "context_length_exceeded"
+    remedy = "shorten the prompt, or begin a new conversation"
 
 
 class PrefillMemoryExceeded(InvalidRequest):
     """The prompt needs more memory than the limits can ever give it; it was refused before anything was allocated."""
 
     code = "prefill_memory_exceeded"
+    remedy = "shorten the prompt, or raise the limit: `omlxd limit`"
 
 
 class DaemonNotRunning(OmlxError):
@@ -75,18 +87,21 @@ class DaemonNotRunning(OmlxError):
 
     code = "daemon_not_running"
     exit_status = 3
+    remedy = "`omlxd start`"
 
 
 class AlreadyRunning(OmlxError):
     """Another daemon holds this home's lock."""
 
     code = "already_running"
+    remedy = "`omlxd status` shows it, `omlxd restart` starts it anew"
 
 
 class StartFailed(OmlxError):
     """The daemon could not start: socket path, port, home directory."""
 
     code = "start_failed"
+    remedy = "`omlxd doctor` looks for the reason, `omlxd start --foreground` shows more"
 
 
 class UnknownModel(OmlxError):
@@ -95,6 +110,7 @@ class UnknownModel(OmlxError):
     code = "model_not_found"
     exit_status = 4
     http_status = 404
+    remedy = "`omlxd models` lists the models"
 
 
 class DoesNotFit(OmlxError):
@@ -103,18 +119,21 @@ class DoesNotFit(OmlxError):
     code = "does_not_fit"
     exit_status = 5
     http_status = 507
+    remedy = "raise the limit (`omlxd limit`) or choose a smaller model; `omlxd plan` shows what would fit"
 
 
 class LoadFailed(OmlxError):
     """The model's files do not make a model; `details["kind"]` says which part."""
 
     code = "load_failed"
+    remedy = "`omlxd check` looks at the files of all models"
 
 
 class EngineFailed(OmlxError):
     """MLX or mlx-lm raised inside a step; the requests of that model ended with this."""
 
     code = "engine_failed"
+    remedy = "try again; `omlxd logs --level error` shows what MLX said"
 
 
 class Unreachable(OmlxError):
@@ -122,6 +141,7 @@ class Unreachable(OmlxError):
 
     code = "unreachable"
     exit_status = 69
+    remedy = "`omlxd doctor` looks for the reason; `omlxd stop --now` ends it, `omlxd start` starts it"
 
 
 class Busy(OmlxError):
@@ -130,6 +150,7 @@ class Busy(OmlxError):
     code = "busy"
     exit_status = 75
     http_status = 503
+    remedy = "try again in a moment; `omlxd status` shows what runs"
 
     @property
     def retry_after_s(self) -> float:
@@ -141,18 +162,21 @@ class LoadCancelled(Busy):
     """The load was stopped, by `unload` or by the enforcer; its memory is back."""
 
     code = "load_cancelled"
+    remedy = "`omlxd why` says who stopped it; try again"
 
 
 class RequestAborted(Busy):
     """The request had to give way; the message says to what."""
 
     code = "request_aborted"
+    remedy = "`omlxd why` says what it gave way to; try again"
 
 
 class ShuttingDown(Busy):
     """The daemon is draining and takes nothing new."""
 
     code = "shutting_down"
+    remedy = "`omlxd start` starts it again, once it has ended"
 
 
 class NotPermitted(OmlxError):
@@ -161,6 +185,7 @@ class NotPermitted(OmlxError):
     code = "not_permitted"
     exit_status = 77
     http_status = 403
+    remedy = "check whose it is; `--home` or `OMLXD_HOME` names another home"
 
 
 class ManifestInvalid(OmlxError):
@@ -169,6 +194,7 @@ class ManifestInvalid(OmlxError):
     code = "manifest_invalid"
     exit_status = 78
     http_status = 422
+    remedy = "correct the file, then `omlxd check`"
 
     def __init__(
         self,

@@ -75,10 +75,10 @@ listen = "127.0.0.1:8321"
 # The longest a request's `keep_alive` may keep its model beyond the model's `ttl`; without it the `ttl` is the most.
 #max_keep_alive = "1h"
 
-# One table for each model. Its name is what you type: `omlxd run chat "Hello"`.
+# One table for each model, as `omlxd add` writes it. Its name is what you type: `omlxd run chat "Hello"`.
 #
 # [models.chat]
-# path = "~/models/Qwen3-8B-4bit"    # a folder; or: repo = "mlx-community/Qwen3-8B-4bit" (already downloaded)
+# path = "~/models/Qwen3-8B-4bit"    # a folder; or: repo = "mlx-community/Qwen3-8B-4bit" (`omlxd pull`)
 # pin = true                         # never unloaded to make room
 # preload = true                     # loaded when the daemon starts
 # aliases = ["default"]              # other names for it

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError, StartFailed
+from omlxd.core.events import EventLevel
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.daemon.home import find_home
+from omlxd.daemon.journal import journal_of, with_priority
 from omlxd.daemon.notify import take_service_manager
 
 
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
     from omlxd.daemon.awake_clock import AwakeEventLoop
     from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
+    from omlxd.daemon.log_console import Console
 
     config = DaemonConfig(
         home=find_home(options.home),
@@ -65,7 +68,11 @@ def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
         restore=None if options.restore is None else Restore(options.restore),
         restarted=options.restarted,
     )
-    console = sys.stderr if options.foreground else None
+    console = None
+    if (journal := journal_of(os.environ)) is not None:
+        console = Console(journal, journal=True)
+    elif options.foreground:
+        console = Console(sys.stderr)
     manager = take_service_manager(os.environ)
 
     async def run() -> NoReturn:
@@ -128,7 +135,10 @@ def _tell(error: OmlxError) -> None:
         lines += [f"  {problem}" for problem in error.problems]
     if error.hint:
         lines.append(f"hint: {error.hint}")
-    sys.stderr.write("\n".join(lines) + "\n")
+    text = "\n".join(lines)
+    if journal_of(os.environ, [sys.stderr]) is not None:
+        text = with_priority(EventLevel.ERROR, text)
+    sys.stderr.write(f"{text}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--restarted", action="store_true", help="it takes the place of one that was stopped for it")
     parser.add_argument("--ready-fd", metavar="FD", type=int, help="where to write one JSON line when it is ready")
     parser.add_argument("--supervisor", choices=["launchd", "systemd"], help="who starts it again when it fails")
-    parser.add_argument("--foreground", action="store_true", help="show events on stderr too")
+    parser.add_argument("--foreground", action="store_true", help="show events on stderr; a journal has them anyway")
     return parser
 
 

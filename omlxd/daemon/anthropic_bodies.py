@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.daemon.bodies import Body, problem_of, told_by
+from omlxd.daemon.bodies import MOST_MESSAGES, Body, problem_of, told_by
 from omlxd.daemon.wish import MAX_STOPS
 
 
@@ -230,7 +230,7 @@ class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
     system: Texts | None = None
     tools: list[ToolOffer] | None = None
     tool_choice: ToolChoice | None = None

@@ -14,8 +14,10 @@ from omlxd.core.errors import InvalidRequest
 from omlxd.core.wording import nearest, shown
 
 _LONG_BODY_BYTES = 64 * 1024  # above it parsing would hold up the loop for milliseconds
+MOST_MESSAGES = 16_384
+"""Messages of one conversation: more than any context holds, and few enough to go through in milliseconds."""
 _MOST_PROBLEMS = 20
-_TOO_MANY_PROBLEMS = 1000  # a body can be wrong a million times, and to list that would take a minute
+_TOO_MANY_PROBLEMS = 10_000  # a body can be wrong a million times, and to list that would take a minute
 
 
 class Body(BaseModel):

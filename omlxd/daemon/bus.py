@@ -7,6 +7,7 @@ events and is told so; it never slows anybody down.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -48,6 +49,7 @@ class EventBus:
         self._last_seq = 0
         self._news = asyncio.Event()
         self._closed = False
+        self._telling = False
 
     @property
     def last_seq(self) -> int:
@@ -64,7 +66,10 @@ class EventBus:
         stamped = replace(event, seq=self._last_seq, ts=self._clock())
         self._ring.append(stamped)
         for sink in self._sinks:
-            sink(stamped)
+            try:
+                sink(stamped)
+            except Exception as error:  # who emits is in the middle of something that must not stop there
+                self._tell(error)
         self._wake()
 
     def since(self, seq: int = 0) -> list[Event]:
@@ -102,6 +107,15 @@ class EventBus:
         """End all listeners once they have read what is there."""
         self._closed = True
         self._wake()
+
+    def _tell(self, error: Exception) -> None:
+        """By way of the log, as an event that must not come back here."""
+        if not self._telling:
+            self._telling = True
+            try:
+                logging.getLogger("omlxd").error("an event could not be handed on", exc_info=error)
+            finally:
+                self._telling = False
 
     def _wake(self) -> None:
         self._news.set()

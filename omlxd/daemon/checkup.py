@@ -119,7 +119,7 @@ def _models(manifest: Manifest, soft_bytes: int) -> Iterator[Finding]:
         elif settings.preload:
             preloaded_bytes += report.weights_bytes or 0
     if not reports:
-        yield warning("model", "the manifest has none", "add a `[models.NAME]` table")
+        yield warning("model", "the manifest has none", "`omlxd find` shows what is here, `omlxd add` adds it")
     elif not any(report.problems for report in reports):
         yield well("model", f"{len(reports)} can be loaded")
     yield judge_promised(pinned_bytes, preloaded_bytes, soft_bytes)

@@ -124,7 +124,9 @@ class _ControlApi:
         names = request.query_params.getlist("model")
         tokens, rows = _whole(request, "context"), _whole(request, "concurrency", "1")
         if rows < 1:
-            raise InvalidRequest("`concurrency` must be at least 1", details={"param": "concurrency"})
+            raise InvalidRequest(
+                "`concurrency` must be at least 1", hint="leave it out for 1", details={"param": "concurrency"}
+            )
         surroundings = self._daemon.surroundings(request.query_params.get("max_memory"))
         made = await asyncio.to_thread(make_plan, surroundings, names, tokens or None, rows)
         return JsonResponse(plan_json(surroundings, made))
@@ -221,12 +223,12 @@ def _line(content: Any) -> bytes:
 def _whole(request: Request, name: str, default: str = "0") -> int:
     text = request.query_params.get(name, default)
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise InvalidRequest(f"`{name}` must be a whole number", details={"param": name})
+        raise InvalidRequest(f"`{name}` must be a whole number", hint=f"`?{name}=1`", details={"param": name})
     return int(text)
 
 
 def _flag(request: Request, name: str) -> bool:
     text = request.query_params.get(name, "false").lower()
     if text not in ("true", "false", "1", "0"):
-        raise InvalidRequest(f"`{name}` must be `true` or `false`", details={"param": name})
+        raise InvalidRequest(f"`{name}` must be `true` or `false`", hint=f"`?{name}=true`", details={"param": name})
     return text in ("true", "1")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from omlxd.core.errors import OmlxError
-from omlxd.core.events import Event, EventName
+from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason
@@ -33,6 +34,7 @@ from omlxd.engine.protocol import (
     Prefilled,
     RequestFailed,
     RequestGone,
+    StepFailed,
     Unloaded,
 )
 
@@ -173,29 +175,36 @@ class Dispatch:
     def handle(self, events: Sequence[EngineEvent]) -> None:
         """Apply a batch of events, in order."""
         for event in events:
-            match event:
-                case Generated(request=request):
-                    if (attempt := self._begun(request)) is not None:
-                        self._generated(attempt, event)
-                case Prefilled(request=request):
-                    if (attempt := self._begun(request)) is not None:
-                        self._prefilled(attempt, event)
-                case NeedsBlock(model=model, length_tokens=length):
-                    self._pool.growth.needs_block(model, length)
-                case Finished(request=request, reason=reason):
-                    if (attempt := self._begun(request)) is not None:
-                        attempt.generation.stop = event.stop
-                        self.finish(attempt.generation, reason)
-                    self._gone(request)
-                case RequestFailed(request=request, error=error):
-                    if (attempt := self._attempts.get(request)) is not None:
-                        self._end(attempt.generation, error)
-                    self._gone(request)
-                case RequestGone(request=request):
-                    self._gone(request)
-                case _:
-                    self._about_models(event)
+            try:
+                self._apply(event)
+            except Exception as error:  # a bug of ours; the other events must not get lost with it
+                what = f"`{type(event).__name__}` of the engine could not be handled"
+                logging.getLogger("omlxd").error(what, exc_info=error)
         self._pool.notify()
+
+    def _apply(self, event: EngineEvent) -> None:
+        match event:
+            case Generated(request=request):
+                if (attempt := self._begun(request)) is not None:
+                    self._generated(attempt, event)
+            case Prefilled(request=request):
+                if (attempt := self._begun(request)) is not None:
+                    self._prefilled(attempt, event)
+            case NeedsBlock(model=model, length_tokens=length):
+                self._pool.growth.needs_block(model, length)
+            case Finished(request=request, reason=reason):
+                if (attempt := self._begun(request)) is not None:
+                    attempt.generation.stop = event.stop
+                    self.finish(attempt.generation, reason)
+                self._gone(request)
+            case RequestFailed(request=request, error=error):
+                if (attempt := self._attempts.get(request)) is not None:
+                    self._end(attempt.generation, error)
+                self._gone(request)
+            case RequestGone(request=request):
+                self._gone(request)
+            case _:
+                self._about_models(event)
 
     def _prefilled(self, attempt: Attempt, event: Prefilled) -> None:
         pool, generation = self._pool, attempt.generation
@@ -229,6 +238,9 @@ class Dispatch:
             case CacheDropped(freed_bytes=freed, reading=reading):
                 fields = {"freed_bytes": freed, "active_bytes": reading.active_bytes}
                 self._emit(Event(EventName.CACHE_DROPPED, fields=fields))
+            case StepFailed(model=failed):
+                what = {"step": event.step, "reason": event.error, "stack": list(event.stack)}
+                self._emit(Event(EventName.ENGINE_FAILED, EventLevel.ERROR, model=failed, fields=what))
             case OverLimit():
                 self._over_limit(event)
             case EngineStarted(backend=backend, reading=reading):

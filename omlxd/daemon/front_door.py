@@ -124,7 +124,10 @@ class FrontDoor:
             )
         origin = _header(scope, b"origin")
         if origin is not None and not rules.is_our_page(origin):
-            raise NotPermitted(f"web pages of `{shown(origin)}` may not use this server")
+            raise NotPermitted(
+                f"web pages of `{shown(origin)}` may not use this server",
+                hint="`allow_origins` in the `[api]` table of the manifest names those that may",
+            )
         if rules.api_key is not None and scope["path"] not in _OPEN_TO_ALL:
             _check_key(rules.api_key, _header(scope, b"authorization") or "", _header(scope, b"x-api-key") or "")
 
@@ -175,7 +178,7 @@ class _BoundedBody:
 
     def _check(self, size_bytes: int) -> None:
         if size_bytes > self._max_bytes:
-            raise BodyTooLarge(f"the body is longer than {self._max_bytes} bytes")
+            raise BodyTooLarge(f"the body is longer than {self._max_bytes} bytes", hint="send less at a time")
 
 
 def _check_key(expected: str, authorization: str, key_alone: str) -> None:

@@ -38,6 +38,11 @@ class Home:
         return self.root / "omlxd.lock"
 
     @property
+    def chat_history(self) -> Path:
+        """What was typed into chats; written by the command line, and readable by its owner alone."""
+        return self.root / "chat_history"
+
+    @property
     def logs(self) -> Path:
         """The directory of the log files."""
         return self.root / "logs"

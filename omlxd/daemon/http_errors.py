@@ -142,7 +142,8 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         return error_response(missing, request.url.path)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        problem = WrongMethod(f"`{path}` does not take {request.method}", details={"allow": allow})
+        hint = f"it takes {allow}" if allow else None
+        problem = WrongMethod(f"`{path}` does not take {request.method}", hint=hint, details={"allow": allow})
         return error_response(problem, request.url.path)
     return error_response(InvalidRequest(f"the request was refused ({error.detail})"), request.url.path)
 
@@ -151,7 +152,7 @@ _CHATS = ("/v1/responses", "/api/chat", "/api/generate")
 _SERVED = ("/chat/completions", "/completions", "/models", "/messages")
 
 
-def _other_path(path: str) -> str | None:
+def _other_path(path: str) -> str:
     """Where a client that came here was going, by the customs of others."""
     if path in _CHATS:
         return "use `/v1/chat/completions`, or `/v1/messages`"
@@ -159,7 +160,7 @@ def _other_path(path: str) -> str | None:
         return "leave `/v1` out of the base address that the client was given"
     if path in _SERVED:
         return "end the base address that the client was given in `/v1`"
-    return None
+    return "`GET /openapi.json` lists the paths"
 
 
 async def answer_unexpected(request: Request, _error: Exception) -> Response:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import omlxd
 from omlxd.core.errors import StartFailed
@@ -31,6 +31,7 @@ from omlxd.daemon.home import Home
 from omlxd.daemon.keep_awake import SleepAssertion, sleep_assertion
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
+from omlxd.daemon.log_console import Console
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.reloading import Parts, Reloader
@@ -109,7 +110,7 @@ async def serve(
     manager: ServiceManager | None = None,
     assertion: SleepAssertion | None = None,
     stop: StopOrder | None = None,
-    console: TextIO | None = None,
+    console: Console | None = None,
     handle_signals: bool = False,
     keep_lock: bool = False,
 ) -> Ended:
@@ -250,7 +251,7 @@ async def _drain(daemon: Daemon) -> None:
     await asyncio.gather(draining, hurried, return_exceptions=True)
 
 
-def _event_log(config: DaemonConfig, manifest: Manifest, console: TextIO | None) -> EventLog:
+def _event_log(config: DaemonConfig, manifest: Manifest, console: Console | None) -> EventLog:
     settings = manifest.daemon
     require_regular(config.home.log)
     return EventLog(

@@ -289,6 +289,8 @@ class LoadQueue:
             need_bytes = ticket.total_bytes + least_bytes
             await self._room.find(ticket, need_bytes, lambda: self._begin(ticket, order))
             await asyncio.wait([ticket.result, put_off], return_when=asyncio.FIRST_COMPLETED)  # by the engine's events
+            if entry.state is EntryState.FAILED:  # perhaps only because the files changed meanwhile: not theirs before
+                entry.fingerprint = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
         except OmlxError as error:
             self._finish(ticket, error)
         except Exception as unexpected:
@@ -354,7 +356,7 @@ class LoadQueue:
         if not isinstance(error, Busy | DoesNotFit):
             entry.state, entry.failed_at_s = EntryState.FAILED, entry.clock()
         level = EventLevel.ERROR if entry.state is EntryState.FAILED else EventLevel.WARNING
-        self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_json()}, level)
+        self._emit(EventName.LOAD_FAILED, entry, {"error": error.to_log()}, level)
 
     def _emit(
         self,

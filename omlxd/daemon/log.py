@@ -6,25 +6,26 @@ that there is one log.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
-import logging.handlers
-import os
-import stat
-import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final
 
 import structlog
 
 from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.daemon.log_console import Console
+from omlxd.daemon.log_file import LogFile
 
+OURS: Final = "omlxd"
+"""The logger for what goes wrong where no event can be emitted: in the handing on of events."""
 _SEVERITY = {level: number for number, level in enumerate(EventLevel)}
 _LEADING = ("ts", "level", "event", "model", "request", "decision")
-_LIBRARIES = ("uvicorn.error", "asyncio", "py.warnings")
+_LIBRARIES = ("uvicorn.error", "asyncio", "py.warnings", OURS)
 
 
 class EventLog:
@@ -35,7 +36,7 @@ class EventLog:
         max_bytes: the size at which it is rotated.
         kept: how many older files stay.
         least: events below this severity are not written.
-        console: where else the events go, readable (`--foreground`).
+        console: where else the events go (`--foreground`).
     """
 
     def __init__(
@@ -45,16 +46,16 @@ class EventLog:
         max_bytes: int = 20 * 2**20,
         kept: int = 5,
         least: EventLevel = EventLevel.INFO,
-        console: TextIO | None = None,
+        console: Console | None = None,
     ) -> None:
         self._least = least
-        self._file = _PatientHandler(path, max_bytes=max_bytes, kept=kept)
+        self._file = LogFile(path, max_bytes=max_bytes, kept=kept)
         self._lines = structlog.wrap_logger(
             _LineWriter(self._file),
             processors=[_in_order, structlog.processors.JSONRenderer(ensure_ascii=False)],
             wrapper_class=structlog.BoundLogger,
         )
-        self._console = _console_logger(console) if console is not None else None
+        self._console = console
 
     def configure(self, least: EventLevel, max_bytes: int, kept: int) -> None:
         """Other bounds from now on; older files than `kept` go."""
@@ -69,15 +70,12 @@ class EventLog:
         if _SEVERITY[event.level] < _SEVERITY[self._least]:
             return
         fields = {key: value for key, value in event.to_json().items() if key != "event"}
+        self._lines.msg(event.event.value, **fields)
         if lost := self._file.lost_to_report():
             lost_fields = {"lost_lines": lost, "reason": self._file.last_error}
             self._lines.msg(EventName.LOG_ERROR.value, ts=event.ts, level=EventLevel.ERROR.value, **lost_fields)
-        self._lines.msg(event.event.value, **fields)
         if self._console is not None:
-            try:
-                self._console.msg(event.event.value, **fields)
-            except (OSError, ValueError):
-                self._console = None  # the terminal went away or cannot show it; the file has it all
+            self._console.show(event.to_json())
 
     @property
     def lost_lines(self) -> int:
@@ -85,13 +83,18 @@ class EventLog:
         return self._file.lost
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and let the console finish."""
         self._file.close()
+        if self._console is not None:
+            self._console.close()
 
 
 @contextmanager
 def libraries_to(emit: Emit) -> Iterator[None]:
-    """While inside, warnings and errors of uvicorn, asyncio and Python arrive as `api_error` events."""
+    """While inside, warnings and errors of uvicorn, asyncio and Python arrive as `api_error` events.
+
+    So does what is logged as `OURS`.
+    """
     bridge = _Bridge(emit)
     before: list[tuple[logging.Logger, int, bool]] = []
     for name in _LIBRARIES:
@@ -107,73 +110,13 @@ def libraries_to(emit: Emit) -> Iterator[None]:
             logger.removeHandler(bridge)
             logger.setLevel(level)
             logger.propagate = propagate
+        bridge.tell_left_out()
 
 
 def trace_of(error: BaseException) -> str:
     """Type and frames of an exception without its message, which may quote a prompt."""
     frames = traceback.format_tb(error.__traceback__)
     return "".join([*frames, f"{type(error).__module__}.{type(error).__qualname__}"])
-
-
-class _PatientHandler(logging.handlers.RotatingFileHandler):
-    def __init__(self, path: Path, *, max_bytes: int, kept: int) -> None:
-        super().__init__(
-            path, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", errors="backslashreplace", delay=True
-        )
-        self.setFormatter(logging.Formatter("%(message)s"))
-        self.lost = 0
-        self.last_error = ""
-        self._failed = False
-
-    def lost_to_report(self) -> int:
-        """The count to tell, once, when the last line went through again."""
-        if self._failed or not self.lost:
-            return 0
-        lost, self.lost = self.lost, 0
-        return lost
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._failed = False
-        super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        self.lost += 1
-        self._failed = True
-        self.last_error = (isinstance(error, OSError) and error.strerror) or type(error).__name__
-        # What could not be written waits in the stream and would fail again with every later line.
-        stream, self.stream = self.stream, None
-        try:
-            if stream is not None:
-                stream.close()
-        except OSError:
-            pass
-
-    def _open(self) -> Any:
-        return self._after_a_torn_line(
-            open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
-        )
-
-    def _after_a_torn_line(self, stream: Any) -> Any:
-        if _is_torn(Path(self.baseFilename)):
-            stream.write("\n")  # goes out with the next line, which then stands alone
-        return stream
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether the file ends within a line: a full disk took a part of it, or the process was killed."""
-    try:
-        with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.seek(0, os.SEEK_END) == 0:
-                return False
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
-    except OSError:
-        return False
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class _LineWriter:
@@ -188,28 +131,71 @@ class _LineWriter:
 
 _CLIENT_LEFT = "socket.send() raised exception."
 """What asyncio says of a client that hung up in the middle of an answer; its request ends with an event of its own."""
+ALIKE_S: Final = 60.0
+MOST_ALIKE: Final = 5
+_MOST_KINDS: Final = 100
 
 
 class _Bridge(logging.Handler):
+    """Of complaints that are alike only the first few a minute pass: whoever can cause them must not wash the log."""
+
     def __init__(self, emit: Emit) -> None:
         super().__init__(logging.WARNING)
         self._emit = emit
+        self._alike: dict[str, _Alike] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == "asyncio" and record.msg == _CLIENT_LEFT:
             return
         try:
-            self._emit(_event_of(record))
+            event = _event_of(record)
+            alike = self._alike.get(kind := f"{record.name}: {event.fields['message']}")
+            if alike is None or time.monotonic() - alike.since_s >= ALIKE_S:
+                if len(self._alike) >= _MOST_KINDS:
+                    self.tell_left_out()
+                left_out = alike.left_out if alike is not None else 0
+                alike = self._alike[kind] = _Alike(event, time.monotonic(), left_out=left_out)
+            alike.add(event, self._emit)
         except Exception:  # a log record may never end what it is about
             self.handleError(record)
+
+    def tell_left_out(self) -> None:
+        """Say how many were left out so far, of each kind, and begin anew."""
+        for alike in self._alike.values():
+            if alike.left_out:
+                self._emit(_with_left_out(alike.first, alike.left_out))
+        self._alike.clear()
+
+
+@dataclass
+class _Alike:
+    """Complaints of one kind since a moment, how many of them passed, and how many were left out and not told of."""
+
+    first: Event
+    since_s: float
+    passed: int = 0
+    left_out: int = 0
+
+    def add(self, event: Event, emit: Emit) -> None:
+        if self.passed >= MOST_ALIKE:
+            self.left_out += 1
+            return
+        self.passed += 1
+        left_out, self.left_out = self.left_out, 0
+        emit(_with_left_out(event, left_out))
+
+
+def _with_left_out(event: Event, left_out: int) -> Event:
+    return replace(event, fields={**event.fields, "alike_left_out": left_out}) if left_out else event
 
 
 def _event_of(record: logging.LogRecord) -> Event:
     fields: dict[str, Any] = {"source": record.name}
     error = record.exc_info[1] if record.exc_info else None
-    # With an exception the message may be its repr; the frames say enough and quote nobody.
     fields["message"] = record.getMessage().strip().splitlines()[0] if record.msg else ""
     if error is not None:
+        # Its message may show what a callback was called with; the frames say enough, and quote nobody.
+        fields["message"] = fields["message"].partition("(")[0].strip()
         fields["traceback"] = trace_of(error)
     level = EventLevel.ERROR if record.levelno >= logging.ERROR else EventLevel.WARNING
     return Event(EventName.API_ERROR, level=level, fields=fields)
@@ -217,21 +203,3 @@ def _event_of(record: logging.LogRecord) -> Event:
 
 def _in_order(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
     return {key: line[key] for key in _LEADING if key in line} | dict(line)
-
-
-def _console_logger(console: TextIO) -> Any:
-    colours = console.isatty()
-    return structlog.wrap_logger(
-        structlog.PrintLogger(console),
-        processors=[_dated, structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)],
-        wrapper_class=structlog.BoundLogger,
-    )
-
-
-def _dated(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    seconds = line.pop("ts", None)
-    line.pop("seq", None)
-    if isinstance(seconds, int | float):
-        moment = dt.datetime.fromtimestamp(seconds, tz=dt.UTC).astimezone()
-        line["timestamp"] = moment.strftime("%H:%M:%S.%f")[:-3]
-    return line

@@ -48,7 +48,7 @@ def read_manifest(path: str | Path) -> Manifest:
         NotPermitted: the file may not be read.
     """
     path = Path(path)
-    return parse_manifest(_text_of(path), path)
+    return parse_manifest(read_text(path), path)
 
 
 def parse_manifest(text: str, path: str | Path) -> Manifest:
@@ -69,7 +69,7 @@ def parse_manifest(text: str, path: str | Path) -> Manifest:
 def placed(problems: Iterable[str], path: str | Path) -> list[str]:
     """Problems that were found later, each `key.path: ...`, with the lines that their keys have in this file."""
     try:
-        text = _text_of(Path(path))
+        text = read_text(Path(path))
     except OmlxError:  # it has gone away meanwhile
         text = ""
     lines = {dotted(location): line for location, line in _lines_of_keys(text).items()}
@@ -126,7 +126,8 @@ def _report(model: ModelSettings, soft_bytes: int) -> ModelReport:
     )
 
 
-def _text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The manifest's text, unchecked; raises what `read_manifest` raises for a file that cannot be read."""
     shown_path = shown(str(path))
     try:
         # A pipe would block the open, so look first.

@@ -55,7 +55,7 @@ def _bytes_between(low: int, high: int) -> PlainValidator:
     def parse(value: Any) -> int:
         size_bytes = parse_size(value)
         if not low <= size_bytes <= high:
-            raise InvalidRequest(f"must be between {format_bytes(low)} and {format_bytes(high)}")
+            raise InvalidRequest(f"must be between {format_bytes(low)} and {format_bytes(high)}", hint="")
         return size_bytes
 
     return _checked(parse)
@@ -65,7 +65,7 @@ def _seconds_between(low: float, high: float) -> PlainValidator:
     def parse(value: Any) -> float:
         duration_s = parse_duration(value)
         if not low <= duration_s <= high:
-            raise InvalidRequest(f"must be between {format_duration(low)} and {format_duration(high)}")
+            raise InvalidRequest(f"must be between {format_duration(low)} and {format_duration(high)}", hint="")
         return duration_s
 
     return _checked(parse)

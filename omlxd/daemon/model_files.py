@@ -1,7 +1,8 @@
 """Reads a model folder without MLX: config, exact weight bytes, what is missing or damaged, and where a repo lies.
 
 All that can be known about a model before memory is promised to it, from config.json and the safetensors headers.
-Whatever the files hold, only an `OmlxError` comes out; `LoadFailed.details["kind"]` is one of missing_folder,
+Whatever the files hold, only an `OmlxError` comes out: Busy when the process may open no more files, and else
+NotPermitted or LoadFailed; `LoadFailed.details["kind"]` is one of missing_folder,
 not_a_folder, no_config, bad_config, unsupported_model, no_weights, truncated_shard, missing_shard, bad_header,
 no_tokenizer, bad_tokenizer, not_downloaded.
 """
@@ -24,6 +25,7 @@ from omlxd.core.manifest import ModelSettings
 from omlxd.core.wording import shown
 from omlxd.daemon.model_support import installed_architectures, wrong_number
 from omlxd.daemon.safetensors_header import read_header
+from omlxd.engine.mishaps import is_out_of_files, no_files_left
 
 _MAX_JSON_BYTES: Final = 2**26  # the index of the largest published models has a few MB
 _QUICK_JSON_BYTES: Final = 2**20  # parsed in 10 ms; ten times that would hold up every load
@@ -109,6 +111,8 @@ def read_model_folder(path: str | Path, *, thorough: bool = False) -> ModelFiles
             details={"path": shown(str(folder))},
         ) from None
     except OSError as failed:
+        if is_out_of_files(failed):
+            raise no_files_left(folder.name) from None
         reason = (failed.strerror or "read error").lower()
         raise _failed("bad_header", folder, f"cannot be read: {reason}", "check the disk, or fetch it again") from None
 
@@ -152,7 +156,7 @@ def model_folder(model: ModelSettings, environment: Mapping[str, str] | None = N
         pass  # not there, or not what the hub's client writes: the same to the user
     raise LoadFailed(
         f"`{shown(repo)}` is not in the Hugging Face cache `{shown(str(cache))}`",
-        hint=f"`hf download {shown(repo)}` fetches it",
+        hint=f"`omlxd pull {shown(repo)}` fetches it",
         details={"kind": "not_downloaded", "repo": shown(repo)},
     )
 

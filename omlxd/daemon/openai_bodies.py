@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.daemon.bodies import Body, problem_of
+from omlxd.daemon.bodies import MOST_MESSAGES, Body, problem_of
 from omlxd.daemon.keep_alive import KeepAlive
 from omlxd.daemon.openai_forms import (
     AllowedToolsChoice,
@@ -117,7 +117,7 @@ class TemplateOptions(Body):
 class ChatBody(AnswerBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None

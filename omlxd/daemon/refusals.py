@@ -26,7 +26,9 @@ from omlxd.engine.protocol import MIB
 
 def fresh(error: OmlxError) -> OmlxError:
     """The same error anew: one exception raised in many tasks would collect all their frames, and what they hold."""
-    return from_json(error.to_json())
+    anew = from_json(error.to_json())
+    anew.logged = error.logged
+    return anew
 
 
 def aborted(model: str, reason: str, decision: str | None = None) -> RequestAborted:

@@ -65,7 +65,7 @@ class RequestLog:
             name = EventName.REQUEST_REFUSED
         level = EventLevel.WARNING if name is EventName.REQUEST_FAILED else EventLevel.INFO
         fields = {
-            "error": error.to_json(),
+            "error": error.to_log(),
             "prompt_tokens": generation.prompt_tokens,
             "generated_tokens": generation.generated_tokens,
             "age_s": generation.age_s,

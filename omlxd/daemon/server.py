@@ -24,6 +24,8 @@ BACKLOG = 512
 READ_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 300.0
 MOST_CONNECTIONS = 512
+OWN_FILES = 64
+"""Descriptors that connections leave to the rest of the process: sockets, log, state file, shards of a load."""
 _TICK_S = 1.0
 _GRACE_S = 0.5
 
@@ -36,8 +38,8 @@ class HttpServer:
         sockets: bound by us; closed when the server stops.
         read_timeout_s: a request's header, and each further piece of its body, must come within this.
         write_timeout_s: a client that has left more unread than the system and we hold for it must go on within this.
-        most_connections: on each door; one more is told to come back. By default no more than half of the files
-            that the process may open.
+        most_connections: on each door; one more is told to come back. By default so many that a crowd at both doors
+            leaves the daemon descriptors for its own files.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class HttpServer:
         most_connections: int | None = None,
     ) -> None:
         if most_connections is None:
-            most_connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+            most_connections = connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         protocol = partial(
             _GuardedProtocol,
             read_timeout_s=read_timeout_s,
@@ -98,6 +100,13 @@ class HttpServer:
         await asyncio.wait({self._task})
         for bound in self._sockets:
             bound.close()
+
+
+def connections_within(most_files: int) -> int:
+    """How many connections each of the two doors may have in a process that may open so many files."""
+    if most_files == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, (most_files - OWN_FILES) // 2))
 
 
 class _Server(uvicorn.Server):
@@ -179,7 +188,9 @@ class _GuardedProtocol(H11Protocol):
             # In the middle of a body. Its application must not go on as if this answer had not been given.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._refuse(400, InvalidRequest("this is not HTTP that omlxd understands"))
+        self._refuse(
+            400, InvalidRequest("this is not HTTP that omlxd understands", hint="send requests as HTTP libraries do")
+        )
 
     def _refuse(self, status: int, error: OmlxError) -> None:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]

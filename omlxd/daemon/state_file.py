@@ -224,11 +224,15 @@ def write_atomically(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)  # whatever it is: a pipe would be waited for
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # on a full disk every byte counts
+        raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(directory)  # the rename itself

@@ -77,14 +77,14 @@ def check_prompt(
 ) -> Prompt:
     """The prompt of `generate`; raises InvalidRequest unless exactly one of the first three is given and not empty."""
     if sum(given is not None for given in (messages, prompt, tokens)) != 1:
-        raise InvalidRequest("give exactly one of `messages`, `prompt` and `tokens`")
+        raise InvalidRequest("give exactly one of `messages`, `prompt` and `tokens`", hint="leave the others out")
     if tokens is not None and not all(type(token) is int for token in tokens):
-        raise InvalidRequest("`tokens` must be whole numbers")
+        raise InvalidRequest("`tokens` must be whole numbers", hint="send the ids that the tokenizer gives")
     if not (messages or prompt or tokens):
         raise InvalidRequest("the prompt is empty", hint="send at least one character")
     if messages is None:
         if tools or thinking is not None:
-            raise InvalidRequest("`tools` and `thinking` need `messages`")
+            raise InvalidRequest("`tools` and `thinking` need `messages`", hint="send `messages` and no `prompt`")
         return Prompt(text=prompt, tokens=None if tokens is None else tuple(tokens))
     return Prompt(tuple(messages), tools=tuple(tools), thinking=thinking)
 
@@ -169,7 +169,9 @@ def check_wish(options: Options) -> Wish:
 
 def _must(param: str, good: bool, be: str) -> None:
     if not good:
-        raise InvalidRequest(f"`{param}` must be {be}", details={"param": param})
+        raise InvalidRequest(
+            f"`{param}` must be {be}", hint=f"correct `{param}`, or leave it out", details={"param": param}
+        )
 
 
 def _beyond_vocabulary(token: int, vocab_size: int, param: str) -> InvalidRequest:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
 from omlxd.core.states import FinishReason
 from omlxd.core.wording import INSTALL_HINT
-from omlxd.engine import mlxlm
-from omlxd.engine.gauges import Gauges, tame_glibc, trim_heap
+from omlxd.engine import mishaps, mlxlm
+from omlxd.engine.gauges import Gauges, tame_glibc
 from omlxd.engine.grammars import guide_failed
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
@@ -32,12 +33,12 @@ from omlxd.engine.protocol import (
     Prefilled,
     RequestFailed,
     RequestGone,
+    StepFailed,
     Unloaded,
 )
 from omlxd.engine.resident import ResidentModel, Running
 from omlxd.engine.text import ChatCodec
-
-UNLOAD_DEADLINE_S = 2.0
+from omlxd.engine.unloading import give_back
 
 
 class PlanExecutor:
@@ -161,9 +162,12 @@ class PlanExecutor:
         for model in self._models.values():
             leaving = {request for request in model.requests if request not in plan.requests}
             if leaving:
-                gone = model.remove(leaving)
+                try:
+                    model.remove(leaving)
+                except Exception as error:
+                    self._step_failed(model, "abort", error, leaving | model.batched)
                 self.measure_kv(now=True)
-                self.events += [RequestGone(self.next_seq(), request) for request in gone]
+                self.events += [RequestGone(self.next_seq(), request) for request in sorted(leaving)]
 
     def _add_requests(self, plan: Plan) -> None:
         known = {request for model in self._models.values() for request in model.requests} | self._ended
@@ -178,22 +182,21 @@ class PlanExecutor:
             except OmlxError as error:
                 self._fail(request, error)
             except Exception as error:
-                self._fail(request, _engine_failed(order.model, error))
+                self._fail(request, mishaps.failure(order.model, error))
 
     def _unload(self, name: str) -> None:
         model = self._models.pop(name)
         del self._done_seq[name]
-        mlxlm.synchronize()  # what others have in flight would count as growth below
-        weights_bytes, before = model.weights_bytes, self._gauges.active_bytes()
-        gone = model.close()
-        self.prefixes.drop(name)
+        gone = model.requests
         self._ended.update(gone)
-        del model
-        deadline = self._clock() + UNLOAD_DEADLINE_S
-        mlxlm.release_memory()
-        while self._gauges.active_bytes() > before - weights_bytes and self._clock() < deadline:
-            mlxlm.release_memory()  # a buffer may still be on its way back from the device
-        trim_heap()
+        try:
+            self.prefixes.drop(name)
+            give_back(model, self._gauges, self._clock)
+        except Exception as error:  # it is gone all the same, and whoever waits for that has to hear of it
+            self._tell_failed(name, "unload", error)
+            with suppress(Exception):
+                model.close()
+                mlxlm.release_memory()
         self._gauges.unsettle()
         self.measure_kv(now=True)
         self.events += [RequestGone(self.next_seq(), request) for request in gone]
@@ -240,14 +243,24 @@ class PlanExecutor:
             self.kv_bytes = {name: model.kv_bytes for name, model in self._models.items()}
 
     def fail_everything(self, error: Exception) -> None:
-        """A bug of ours: end every request and the load, each with one error, and keep the models."""
-        failure = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="look into the log")
+        """A bug of ours: end every request and the load, each with one error, and keep the models. Never raises."""
+        self._tell_failed(None, "plan", error)
+        error.__traceback__ = None  # its frames hold arrays
+        failed = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="look into the log")
+        failed.logged = f"the engine stumbled: {type(error).__name__}"
         for model in self._models.values():
-            for request in model.reset():
-                self._fail(request, failure)
+            model.reset()
         if self._load:
-            self._end_load(self._load, failure)
-        self._finished.clear()
+            self._end_load(self._load, failed)
+        elif self._plan.load and self._plan.load.id > self._last_order:  # it stumbled before it began with it
+            order, self._last_order = self._plan.load, self._plan.load.id
+            reading = self._gauges.read(at_rest=False)
+            self.events.append(LoadEnded(self.next_seq(), order.id, order.model, failed, reading))
+        self._report_finished()
+        for request in self._plan.requests.keys() - self._ended:
+            self._fail(request, failed)
+        with suppress(Exception):
+            mlxlm.release_memory()
 
     def close(self) -> None:
         """Drop everything; each request and the load end with one error."""
@@ -274,7 +287,8 @@ class PlanExecutor:
             self._end_load(load, error)
             return
         except Exception as error:
-            self._end_load(load, _engine_failed(load.order.model, error))
+            self._tell_failed(load.order.model, "load", error)
+            self._end_load(load, mishaps.failure(load.order.model, error))
             return
         if load.codec is not None:
             self.codecs[load.order.model] = load.codec  # before the weights: prompts can be judged meanwhile
@@ -301,8 +315,11 @@ class PlanExecutor:
     def _end_load(self, load: SlicedLoad, error: OmlxError) -> None:
         self._load = None
         error.__traceback__ = None  # its frames hold arrays
-        if self.started:
-            load.abandon()
+        try:
+            if self.started:
+                load.abandon()
+        except Exception as mishap:  # whoever waits for its end has to hear of it
+            self._tell_failed(load.order.model, "load", mishap)
         self._gauges.unsettle()
         self.events.append(
             LoadEnded(self.next_seq(), load.order.id, load.order.model, error, self._gauges.read(at_rest=True))
@@ -315,9 +332,7 @@ class PlanExecutor:
         try:
             request = model.prefill_step(turn.request, turn.chunk_tokens, self._take)
         except Exception as error:
-            model.remove({head})
-            mlxlm.release_memory()
-            self._fail(head, _engine_failed(model.name, error))
+            self._step_failed(model, "prefill", error, {head})
             return
         if request:
             request.moved_s = self._clock()
@@ -332,16 +347,40 @@ class PlanExecutor:
         try:
             model.decode_step(self._take)
         except Exception as error:
-            lost = model.reset()  # mlx-lm drops the whole batch in silence; nobody is left waiting
-            self._report_finished()
-            for request in lost:
-                if request not in self._ended:
-                    self._fail(request, _engine_failed(model.name, error))
+            self._step_failed(model, "decode", error, model.in_step)
         self._report_finished()
 
+    def _step_failed(self, model: ResidentModel, step: str, error: Exception, concerned: set[str]) -> None:
+        """End the requests whose step it was, and those that got lost in it; all others stay where they are."""
+        self._tell_failed(model.name, step, error)
+        failed = mishaps.failure(model.name, error)
+        error.__traceback__ = None  # its frames hold arrays
+        try:
+            model.salvage(concerned)
+        except Exception as mishap:
+            self._tell_failed(model.name, step, mishap)
+            model.reset()
+        self._report_finished()
+        left = set(model.requests)
+        for request, order in self._plan.requests.items():
+            if order.model == model.name and request not in left and request not in self._ended:
+                self._fail(request, failed)
+        with suppress(Exception):
+            mlxlm.release_memory()
+
+    def _tell_failed(self, model: str | None, step: str, error: Exception) -> None:
+        what = type(error).__name__ if mishaps.may_quote(error) else f"{type(error).__name__}: {error}"
+        self.events.append(StepFailed(self.next_seq(), model, step, what, mishaps.frames(error)))
+
     def _take(self, request: Running, token: int) -> bool:
-        text, reason = request.accept(token)
         name = request.order.request
+        try:
+            text, reason = request.accept(token)
+        except Exception as error:  # of this request alone: its sampler's, or its text's
+            self._tell_failed(request.order.model, "token", error)
+            self._ended.add(name)
+            self._finished.append((name, mishaps.failure(request.order.model, error), None))
+            return False
         ids = () if token in request.end_ids else (token,)
         logprob = request.logprob()
         logprobs = (logprob,) if logprob is not None and ids else ()
@@ -357,12 +396,12 @@ class PlanExecutor:
 
     def _report_finished(self) -> None:
         # Only after the step, when the KV caches of those who finished in it are free.
-        for name, end, stop in self._finished:
+        finished, self._finished = self._finished, []
+        for name, end, stop in finished:
             if isinstance(end, OmlxError):
                 self._fail(name, end)
             else:
                 self.events.append(Finished(self.next_seq(), name, end, stop))
-        self._finished.clear()
 
     def _ensure_started(self) -> None:
         if self.started:
@@ -381,11 +420,3 @@ class PlanExecutor:
         error.__traceback__ = None
         self._ended.add(request)
         self.events.append(RequestFailed(self.next_seq(), request, error))
-
-
-def _engine_failed(model: str, error: Exception) -> EngineFailed:
-    text = " ".join(str(error).split())[:300]
-    return EngineFailed(
-        f"`{model}` failed while it ran this request: {type(error).__name__}: {text}",
-        hint="try again; if it comes back, try a shorter prompt or another model",
-    )

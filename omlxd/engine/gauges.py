@@ -164,6 +164,7 @@ class Gauges:
         self._default_cache_limit = self._cache_room_bytes = 0
         self._cache_limit_bytes = -1  # nothing told yet
         self._system: tuple[float, int, int] = (-1.0, 0, 0)
+        self._footprint_bytes = 0
 
     def attach(self) -> None:
         """MLX is imported: read it from now on, run one small evaluation and take the base footprint."""
@@ -244,7 +245,11 @@ class Gauges:
     def read(self, *, at_rest: bool) -> MemoryReading:
         """A reading now; at rest it also samples the overhead, when that is due."""
         active, cache = self.active_bytes(), self.cache_bytes()
-        footprint = self.backend.footprint_bytes()
+        try:
+            self._footprint_bytes = self.backend.footprint_bytes()
+        except OSError:
+            pass  # no file may be opened to ask in: what was seen last counts
+        footprint = self._footprint_bytes
         if at_rest and self.sample_due:
             self._sampled_at = self._clock()
             overhead = max(0, footprint - cache - active - self.base_bytes - self.backend.slack_bytes)
@@ -265,8 +270,11 @@ class Gauges:
         # 100 us a call on Linux: a reading after each step should not pay for it each time.
         now = self._clock()
         if now - self._system[0] > 0.5 or self._system[0] < 0:
-            memory = psutil.virtual_memory()
-            self._system = (now, int(memory.total), int(memory.available))
+            try:
+                memory = psutil.virtual_memory()
+                self._system = (now, int(memory.total), int(memory.available))
+            except OSError:
+                pass  # the same
         return self._system[1], self._system[2]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omlxd.core.errors import DoesNotFit, EngineFailed, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, trim_heap
+from omlxd.engine.mishaps import is_out_of_files, is_out_of_memory, no_files_left
 from omlxd.engine.protocol import MIB, EngineLimits, LoadOrder
 from omlxd.engine.text import ChatCodec
 
@@ -61,6 +62,7 @@ class SlicedLoad:
         self._module: Any = None
         self.codec: ChatCodec | None = None
         self._arrays: list[mx.array] | None = None
+        self._files: object = None
 
     def step(self, limits: EngineLimits, slice_bytes: int) -> LoadedModel | None:
         """Take the next slice (the first call opens the files); the model once all of it is in memory.
@@ -86,6 +88,7 @@ class SlicedLoad:
                 self.done_bytes += size
                 return None
             assert self.codec is not None
+            self._refuse_changed_files()
             return LoadedModel(
                 self.order.model, self._module, self.codec, self.done_bytes, time.perf_counter() - self._started_s
             )
@@ -108,6 +111,7 @@ class SlicedLoad:
                 hint="correct `path` in the manifest, or download the model there",
                 details={"kind": "missing_folder", "path": self.order.path},
             )
+        self._files = _weights_stamp(folder)
         self._module, config = mlxlm.load_lazy(folder)
         self.codec = self._read_codec(folder, config)
         arrays = mlxlm.every_array(self._module)
@@ -126,6 +130,15 @@ class SlicedLoad:
         codec.grammars.grown = self._gauges.grow_base
         self._warm[self.order.path] = ((stamp, self.order.max_context), codec)
         return codec
+
+    def _refuse_changed_files(self) -> None:
+        """Tensors are read one after the other: a file that changes meanwhile makes a model of two halves."""
+        if _weights_stamp(Path(self.order.path)) != self._files:
+            raise LoadFailed(
+                f"the files of `{self.order.model}` changed while it was loaded",
+                hint="load it again when nobody writes to them any more",
+                details={"kind": "changed", "path": self.order.path},
+            )
 
     def _refuse_beyond_hard(self, size_bytes: int, limits: EngineLimits) -> None:
         if not limits.hard_bytes:
@@ -172,6 +185,15 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     )
 
 
+def _weights_stamp(folder: Path) -> object:
+    """Differs when a file of weights was written to, replaced, added or removed."""
+    try:
+        found = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    except OSError:
+        return None
+    return [(name, seen.st_ino, seen.st_size, seen.st_mtime_ns) for name, seen in found]
+
+
 def _make_codec(
     folder: Path, config: dict[str, Any], order: LoadOrder, stamp: tuple[tuple[str, int, int], ...]
 ) -> ChatCodec:
@@ -180,6 +202,8 @@ def _make_codec(
         codec = ChatCodec(tokenizer, _vocab_size(config, tokenizer), _context_length(config, order.max_context))
         codec.encode_text("warm up")  # also proves that it works
     except Exception as error:  # tokenizers raise their own kinds, down to plain Exception
+        if is_out_of_files(error):
+            raise no_files_left(order.model) from None
         if not all((folder / name).is_file() for name, *_ in stamp):
             raise _disappeared(order) from None  # without the files mlx-lm takes the path for a hub name
         raise LoadFailed(
@@ -216,11 +240,13 @@ def _context_length(config: dict[str, Any], max_context: int | None) -> int | No
 def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     """What went wrong with a folder, in one sentence, from the exceptions mlx-lm is known to raise."""
     text = _one_line(error)
+    if is_out_of_files(error):
+        return no_files_left(order.model)
     if not Path(order.path).is_dir():
         return _disappeared(order)
     if isinstance(error, ImportError):
         return EngineFailed(f"cannot load `{order.model}`: {text}", hint="install what is missing and restart omlxd")
-    if isinstance(error, MemoryError) or "out of memory" in text.lower():
+    if is_out_of_memory(error):
         return DoesNotFit(f"the device ran out of memory while loading `{order.model}`", hint="lower `max_memory`")
     kind, what, hint = _explain_folder(error, text)
     return LoadFailed(f"cannot load `{order.model}`: {what}", hint=hint, details={"kind": kind, "path": order.path})

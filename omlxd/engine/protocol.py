@@ -286,6 +286,19 @@ class Finished(EngineEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class StepFailed(EngineEvent):
+    """A step raised: of which model, what it did, what was raised (for the log), and where, outermost first.
+
+    Those whose step it was end in events of their own; everybody else goes on.
+    """
+
+    model: str | None
+    step: str
+    error: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed(EngineEvent):
     """The request ended with an error of its own or of its model's batch. Nothing follows for it."""
 

@@ -2,7 +2,8 @@
 
 Random numbers depend on the seed and the position alone: mlx-lm's samplers draw from MLX's global random state, where
 one request's tokens depend on its neighbours. All of this runs on the engine's thread, inside a step, where an
-exception would end every request of a batch: what is in a `Sampling` has been checked before.
+exception would end every request of a batch: what is in a `Sampling` has been checked before, and what is raised all
+the same ends the one request that it belongs to.
 """
 
 from __future__ import annotations
@@ -50,12 +51,41 @@ def make_sampler(sampling: Sampling, position: int = 0) -> Sampler:
 def sampler_of(order: GenerationOrder) -> Sampler:
     """The sampler of a request, which goes on behind the tokens it has generated already."""
     sampler = make_sampler(order.sampling, len(order.generated))
-    if order.top_logprobs is None and not order.sampling.shapes_logits and order.constraint is None:
-        return sampler
-    return ShapingSampler(order, sampler)
+    if order.top_logprobs is not None or order.sampling.shapes_logits or order.constraint is not None:
+        return ShapingSampler(order, sampler)
+    # Greedy requests share one function, which mlx-lm then calls once for all of them.
+    return sampler if order.sampling.temperature <= 0 else OwnSampler(sampler)
 
 
-class ShapingSampler:
+class OwnSampler:
+    """The sampler of one request. An exception in it is kept for that request, and its row goes on greedily until then:
+
+    raised inside a step it would end all requests of the batch.
+
+    Attributes:
+        error: what was raised; its request ends with it.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.error: Exception | None = None
+        self._sampler = sampler
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """The next token."""
+        import mlx.core as mx
+
+        if self.error is None:
+            try:
+                return self._choose(logprobs)
+            except Exception as error:
+                self.error = error.with_traceback(None)  # its frames hold arrays
+        return mx.argmax(logprobs, axis=-1)
+
+    def _choose(self, logprobs: mx.array) -> mx.array:
+        return self._sampler(logprobs)
+
+
+class ShapingSampler(OwnSampler):
     """A sampler that also changes the logits before the choice, and remembers how likely each choice was.
 
     It keeps count of the tokens it has chosen by itself, in lazy arrays, so that no step waits for the one before;
@@ -66,8 +96,8 @@ class ShapingSampler:
     """
 
     def __init__(self, order: GenerationOrder, sampler: Sampler) -> None:
+        super().__init__(sampler)
         self._sampling, self._top = order.sampling, order.top_logprobs
-        self._sampler = sampler
         self.guide = order.constraint.begin(order.generated) if order.constraint is not None else None
         self._position = len(order.generated)
         self._last: mx.array | None = None
@@ -80,6 +110,14 @@ class ShapingSampler:
 
     def shape(self, logits: mx.array) -> mx.array:
         """The logits of one row with bias and penalties; comes before each choice."""
+        if self.error is None:
+            try:
+                return self._shaped(logits)
+            except Exception as error:
+                self.error = error.with_traceback(None)
+        return logits
+
+    def _shaped(self, logits: mx.array) -> mx.array:
         import mlx.core as mx
 
         sampling = self._sampling
@@ -101,7 +139,7 @@ class ShapingSampler:
             logits = logits - sampling.presence_penalty * (self._counts > 0)
         return self._guided(logits if self._bias is None else logits + self._bias)
 
-    def __call__(self, logprobs: mx.array) -> mx.array:
+    def _choose(self, logprobs: mx.array) -> mx.array:
         """The next token, counted."""
         import mlx.core as mx
 

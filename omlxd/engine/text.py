@@ -78,10 +78,12 @@ class ChatCodec:
                     [dict(message) for message in messages], add_generation_prompt=True, **options
                 )
         except (TemplateError, TypeError, ValueError) as error:  # templates add texts to what is none
-            raise InvalidRequest(
+            refused = InvalidRequest(
                 f"the model's chat template refuses these messages: {_words(error, messages)}",
                 hint="check the order of the roles; some models take no system message",
-            ) from None
+            )
+            refused.logged = "the model's chat template refuses these messages"  # its own words may quote them
+            raise refused from None
         return [int(token) for token in ids]
 
     def encode_text(self, text: str) -> list[int]:

@@ -52,6 +52,7 @@ class EngineThread:
         self._wake = threading.Condition()
         self._plan = Plan()
         self._seen_plan: Plan | None = None
+        self._stumbled_plan: Plan | None = None
         self._rest_asked: list[Future[MemoryReading]] = []
         self._closing = False
         self._post: Post | None = None
@@ -162,6 +163,7 @@ class EngineThread:
                     self._round()
                 except Exception as error:  # a bug of ours must not end the daemon's models in silence
                     self._executor.fail_everything(error)
+                    self._follow_again()
                 self._flush()
         finally:
             self._tear_down()
@@ -194,6 +196,11 @@ class EngineThread:
             self.sampler.hard_bytes = plan.limits.hard_bytes
             self._executor.follow(plan)
             self._executor.keep_under_hard()  # an idle engine takes no step after which it would be looked at
+
+    def _follow_again(self) -> None:
+        """What it stumbled over, or something behind it in the plan, may still have to be done: try once more."""
+        if self._seen_plan is not self._stumbled_plan:
+            self._stumbled_plan, self._seen_plan = self._seen_plan, None
 
     def _idle(self) -> None:
         self._progress_at = None

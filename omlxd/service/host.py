@@ -110,7 +110,10 @@ def run(command: Sequence[str]) -> Ran:
             f"`{command[0]}` cannot be run ({error.strerror})", hint="`omlxd start` runs the daemon without a service"
         ) from None
     except subprocess.TimeoutExpired:
-        raise OmlxError(f"`{' '.join(command)}` did not end within {RUN_TIMEOUT_S:g} s") from None
+        raise OmlxError(
+            f"`{' '.join(command)}` did not end within {RUN_TIMEOUT_S:g} s",
+            hint="run it yourself to see why; `omlxd start` runs the daemon without a service",
+        ) from None
     return Ran(done.returncode, done.stdout.decode("utf-8", "replace"))
 
 

@@ -125,13 +125,22 @@ class Daemon:
 
     # The process
 
-    def spawn(self, *options: str) -> Daemon:
-        """Run the daemon as a child of the test, ready or refused (`ready` tells), so that its exit status is seen."""
+    def spawn(self, *options: str, env: Mapping[str, str] | None = None) -> Daemon:
+        """Run the daemon as a child of the test, ready or refused (`ready` tells), so that its exit status is seen.
+
+        What it writes to stdout and stderr is in `test.err` of the home; `env` comes on top of ours.
+        """
         reader, writer = os.pipe()
         command = [sys.executable, "-m", self._module, "--home", str(self.home), "--ready-fd", str(writer), *options]
         with (self.home / "test.err").open("ab") as err:
             self.process = subprocess.Popen(
-                command, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True
+                command,
+                pass_fds=[writer],
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                start_new_session=True,
+                env={**os.environ, **(env or {})},
             )
         os.close(writer)
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from omlxd.cli.main import main
 from tests.cli.fake_daemon import FakeDaemon
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,6 +55,28 @@ def omlxd(environment: dict[str, str]) -> Omlxd:
             timeout=60,
             check=False,
         )
+
+    return call
+
+
+@pytest.fixture
+def omlxd_here(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Omlxd:
+    """The same in this process, ten times faster; for commands that do not read standard input."""
+    for name, value in environment.items():
+        if name not in ("PATH", "PYTHONPATH", "PYTHONWARNINGS"):
+            monkeypatch.setenv(name, value)
+
+    def call(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        for name, value in more.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        written = capsys.readouterr()
+        status = ended.value.code
+        assert isinstance(status, int)
+        return subprocess.CompletedProcess(arguments, status, written.out, written.err)
 
     return call
 

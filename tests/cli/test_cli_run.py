@@ -149,9 +149,48 @@ def test_a_dumb_terminal_is_not_redrawn(fake: FakeDaemon, environment: dict[str,
     assert _on_a_terminal(environment, "run", "chat", "hello") == "Hello ä\n"
 
 
-def test_a_terminal_without_a_prompt_gets_a_hint(fake: FakeDaemon, environment: dict[str, str]) -> None:
-    seen = _on_a_terminal(environment, "run", "chat")
-    assert seen.startswith("error: there is no prompt\nhint: `omlxd run chat ")
+def test_a_terminal_is_not_asked_for_a_prompt_when_the_answer_goes_elsewhere(
+    fake: FakeDaemon, environment: dict[str, str]
+) -> None:
+    controller, terminal = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "omlxd", "run", "chat"],
+        env=environment,
+        stdin=terminal,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    os.close(controller)
+    os.close(terminal)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no prompt, and a chat needs a terminal")
+    assert "hint: `omlxd run chat " in done.stderr
+
+
+def test_a_terminal_sees_no_control_characters_and_a_pipe_the_text_as_it_is(
+    omlxd: Omlxd, fake: FakeDaemon, environment: dict[str, str]
+) -> None:
+    fake.routes[CHAT_ROUTE] = as_events(chunk("a\x1b[2J"), chunk("b\x07"), chunk(finish="stop"))
+    assert _on_a_terminal(environment, "run", "chat", "hello") == "a\\x1b[2Jb\\x07\n"
+    fake.routes[CHAT_ROUTE] = as_events(chunk("a\x1b[2J"), chunk("b\x07"), chunk(finish="stop"))
+    assert omlxd("run", "chat", "hello").stdout == "a\x1b[2Jb\x07\n"
+
+
+def test_what_is_piped_in_comes_before_the_prompt(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    fake.routes[CHAT_ROUTE] = ANSWER
+    omlxd("run", "chat", "summarise", stdin="two\nlines\n")
+    assert fake.seen[0][2]["messages"] == [{"role": "user", "content": "two\nlines\n\nsummarise"}]
+
+
+def test_stats_follow_the_answer_on_the_other_stream(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    fake.routes[CHAT_ROUTE] = ANSWER
+    done = omlxd("run", "chat", "hello", "--stats")
+    assert done.stdout == "Hello ä\n"
+    assert done.stderr == (
+        "12 prompt tokens, 2 generated, 17.5 tokens/s, first token after 250 ms, memory 263 MiB for `chat`,"
+        " 263 MiB of 400 MiB in all\n"
+    )
 
 
 def test_colours_only_on_a_terminal_that_wants_them(fake: FakeDaemon, environment: dict[str, str]) -> None:

@@ -11,7 +11,11 @@ import pytest
 
 from tests.cli.fake_daemon import DECISION, FakeDaemon
 
-HEAVY = {"mlx", "mlx_lm", "starlette", "uvicorn", "pydantic", "asyncio", "psutil", "structlog", "rich", "numpy"}
+HEAVY = {"mlx", "mlx_lm", "starlette", "uvicorn", "pydantic", "asyncio", "psutil", "structlog", "rich", "numpy"} | {
+    "prompt_toolkit",
+    "tomlkit",
+    "huggingface_hub",
+}
 
 PROBE = """
 import sys

@@ -238,6 +238,7 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
     [
         ({"max_tokens": None}, "max_tokens", "integer"),
         ({"messages": []}, "messages", "at least 1"),
+        ({"messages": HELLO * 16_385}, "messages", "at most 16384"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role", "`user`, `assistant`"),
         (turn("user", type="image", source={}), "messages[0].content[0].type", "`text`, `tool_result`"),
         (

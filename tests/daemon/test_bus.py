@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from omlxd.core.events import Event, EventName
 from omlxd.daemon.bus import EventBus, Missed, Quiet
 from omlxd.daemon.event_stream import follow
+from omlxd.daemon.log import libraries_to
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import turns
 
@@ -25,6 +26,19 @@ def test_events_are_numbered_dated_kept_and_handed_on_in_order() -> None:
     assert written == bus.since(0)
     assert bus.since(2) == written[2:]
     assert written[0].to_json() == {"seq": 1, "ts": 12.5, "level": "info", "event": "pinned", "model": "chat"}
+
+
+def test_a_sink_that_raises_stops_neither_who_emits_nor_the_other_sinks() -> None:
+    def broken(event: Event) -> None:
+        raise TypeError("cannot be shown")
+
+    written: list[Event] = []
+    bus = EventBus(sinks=(broken, written.append))
+    with libraries_to(bus.emit):
+        bus.emit(PINNED)
+    assert [event.event for event in written] == [EventName.API_ERROR, EventName.PINNED]
+    assert written[0].fields["message"] == "an event could not be handed on"
+    assert "TypeError" in written[0].fields["traceback"]
 
 
 def test_only_the_last_events_are_kept() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
 import json
 import logging
+import os
 import resource
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from omlxd.core.events import Event, EventLevel, EventName
-from omlxd.daemon.log import EventLog, libraries_to, trace_of
+from omlxd.daemon import log as log_module
+from omlxd.daemon.log import MOST_ALIKE, EventLog, libraries_to, trace_of
 
 PROMPT = "Tell me a secret"
 LOADED = Event(
@@ -133,29 +136,114 @@ def test_a_line_that_a_killed_daemon_left_half_is_not_glued_to_the_next(tmp_path
     assert json.loads(last) == LOADED.to_json()
 
 
-def test_a_log_directory_that_vanished_does_not_raise(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "gone" / "omlxd.jsonl")
+def test_a_log_directory_that_vanished_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "omlxd.jsonl"
+    log = EventLog(path)
+    log.write(LOADED)
+    shutil.rmtree(path.parent)
+    log.write(LOADED)
+    log.close()
+    assert log.lost_lines == 0
+    assert lines(path) == [LOADED.to_json()]
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_that_vanished_does_not_raise_and_is_not_made_again(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "gone" / "logs" / "omlxd.jsonl")
     log.write(LOADED)
     assert log.lost_lines == 1
     log.close()
+    assert not (tmp_path / "gone").exists()
 
 
-def test_the_console_shows_the_same_events_readably(tmp_path: Path) -> None:
-    console = io.StringIO()
-    log = EventLog(tmp_path / "omlxd.jsonl", console=console)
-    log.write(LOADED)
+def test_without_old_files_to_keep_the_log_is_bounded_too(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "omlxd.jsonl", max_bytes=2_000, kept=0)
+    for _ in range(200):
+        log.write(LOADED)
     log.close()
-    assert "load_finished" in console.getvalue()
-    assert "chat" in console.getvalue()
+    (file,) = tmp_path.iterdir()
+    assert 0 < file.stat().st_size <= 2_000
+    assert lines(file)[-1] == LOADED.to_json()
 
 
-def test_a_console_that_cannot_show_a_letter_or_goes_away_stops_nothing(tmp_path: Path) -> None:
-    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    log = EventLog(tmp_path / "omlxd.jsonl", console=console)
-    for message in ("é", "plain"):
+def test_the_bound_is_in_bytes_whatever_the_letters_take(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "omlxd.jsonl", max_bytes=2_000, kept=1)
+    for _ in range(20):
+        log.write(Event(EventName.LIMIT_WARNING, fields={"message": "漢" * 200}))
+    log.close()
+    assert log.lost_lines == 0
+    assert all(entry.stat().st_size <= 2_000 for entry in tmp_path.iterdir())
+
+
+def test_a_line_longer_than_a_file_may_be_is_written_all_the_same_and_alone(tmp_path: Path) -> None:
+    path = tmp_path / "omlxd.jsonl"
+    log = EventLog(path, max_bytes=300, kept=2)
+    for message in ("short", "long " * 200, "short"):
         log.write(Event(EventName.LIMIT_WARNING, fields={"message": message}))
     log.close()
-    assert [line["message"] for line in lines(tmp_path / "omlxd.jsonl")] == ["é", "plain"]
+    found = [lines(path.with_name(path.name + suffix)) for suffix in (".2", ".1", "")]
+    assert [len(str(line["message"])) for (line,) in found] == [5, 1000, 5]
+
+
+def test_after_somebody_moved_the_file_away_the_name_gets_a_new_one(tmp_path: Path) -> None:
+    path, moved = tmp_path / "omlxd.jsonl", tmp_path / "moved"
+    log = EventLog(path)
+    log.write(LOADED)
+    path.rename(moved)
+    log.write(LOADED)
+    log.write(LOADED)
+    log.close()
+    assert (len(lines(moved)), len(lines(path))) == (1, 2)
+
+
+def test_after_somebody_put_another_file_in_its_place_that_one_is_written_to(tmp_path: Path) -> None:
+    path, moved = tmp_path / "omlxd.jsonl", tmp_path / "moved"
+    log = EventLog(path)
+    log.write(LOADED)
+    path.rename(moved)
+    path.touch()
+    log.write(LOADED)
+    log.close()
+    assert (len(lines(moved)), len(lines(path))) == (1, 1)
+
+
+def test_after_somebody_emptied_the_file_it_begins_anew_without_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "omlxd.jsonl"
+    log = EventLog(path)
+    for _ in range(3):
+        log.write(LOADED)
+    os.truncate(path, 0)
+    log.write(LOADED)
+    log.close()
+    assert path.read_bytes().startswith(b"{")
+    assert lines(path) == [LOADED.to_json()]
+
+
+def test_a_complaint_that_comes_again_and_again_is_written_a_few_times_and_then_counted() -> None:
+    events: list[Event] = []
+    with libraries_to(events.append):
+        for _ in range(1000):
+            logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+        logging.getLogger("uvicorn.error").warning("something else")
+        assert len(events) == MOST_ALIKE + 1
+    *passed, last = events
+    assert all("alike_left_out" not in event.fields for event in passed)
+    assert last.fields["message"] == "Invalid HTTP request received."
+    assert last.fields["alike_left_out"] == 1000 - MOST_ALIKE
+
+
+def test_after_a_while_such_complaints_pass_again_with_the_number_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "ALIKE_S", 0.0)
+    monkeypatch.setattr(log_module, "MOST_ALIKE", 0)
+    events: list[Event] = []
+    with libraries_to(events.append):
+        complain = logging.getLogger("uvicorn.error").warning
+        complain("again")
+        complain("again")
+        monkeypatch.setattr(log_module, "MOST_ALIKE", 1)
+        complain("again")
+        complain("again")
+    assert [event.fields.get("alike_left_out") for event in events] == [2, None]
 
 
 def test_errors_of_libraries_become_events_and_stop_doing_so_at_the_end() -> None:
@@ -174,6 +262,21 @@ def test_errors_of_libraries_become_events_and_stop_doing_so_at_the_end() -> Non
     assert "ValueError" in events[1].fields["traceback"]
     assert PROMPT not in str(events[1].fields)
     assert logging.getLogger("asyncio").handlers == []
+
+
+async def test_a_callback_that_raises_is_told_without_what_it_was_called_with() -> None:
+    events: list[Event] = []
+
+    def callback(prompt: str) -> None:
+        raise ValueError(prompt)
+
+    with libraries_to(events.append):
+        asyncio.get_running_loop().call_soon(callback, PROMPT)
+        await asyncio.sleep(0)
+    (event,) = events
+    assert event.fields["message"].startswith("Exception in callback")
+    assert "ValueError" in event.fields["traceback"]
+    assert PROMPT not in str(event.fields)
 
 
 def test_a_client_that_hangs_up_in_the_middle_of_an_answer_is_no_fault() -> None:

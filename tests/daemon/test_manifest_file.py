@@ -390,4 +390,4 @@ def test_check_tells_what_is_wrong_with_each_model(tmp_path: Path) -> None:
     assert (away.name, away.path, away.exists) == ("a", str(tmp_path / "nowhere"), False)
     assert away.problems == (f"`{tmp_path}/nowhere` does not exist; check `path` in the manifest",)
     assert (remote.name, remote.path, remote.exists) == ("b", None, False)
-    assert "`hf download no/such`" in remote.problems[0]
+    assert "`omlxd pull no/such`" in remote.problems[0]

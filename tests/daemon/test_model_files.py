@@ -400,7 +400,7 @@ def test_a_repo_whose_reference_leads_nowhere_is_not_downloaded(tmp_path: Path, 
     with pytest.raises(LoadFailed, match="`org/name` is not in the Hugging Face cache") as failed:
         model_folder(REPO, {"HF_HUB_CACHE": str(tmp_path)})
     assert failed.value.details["kind"] == "not_downloaded"
-    assert failed.value.hint == "`hf download org/name` fetches it"
+    assert failed.value.hint == "`omlxd pull org/name` fetches it"
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"functions": []}, "functions", "is not a field"),
         ({"audio": {}}, "audio", "is not a field"),
         ({"messages": []}, "messages", "`messages`"),
+        ({"messages": HELLO * 16_385}, "messages", "at most 16384"),
         ({"messages": "hi"}, "messages", "`messages`"),
         ({"messages": ["hi"]}, "messages[0].role", "must be one of"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "`system`, `developer`, `user`, `assistant`, `tool`"),
@@ -256,7 +257,7 @@ def test_an_answer_can_be_sent_back_as_clients_keep_it() -> None:
 
 
 def test_a_body_that_is_wrong_thousands_of_times_is_not_gone_through() -> None:
-    with pytest.raises(InvalidRequest, match="5000 problems") as refused:
-        chat(**{f"field{number}": 1 for number in range(5000)})
+    with pytest.raises(InvalidRequest, match="20000 problems") as refused:
+        chat(**{f"field{number}": 1 for number in range(20_000)})
     assert "`/openapi.json`" in str(refused.value.hint)
     assert len(json.dumps(refused.value.to_json())) < 300

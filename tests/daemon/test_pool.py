@@ -20,10 +20,11 @@ from omlxd.core.errors import (
     ShuttingDown,
     UnknownModel,
 )
-from omlxd.core.events import EventName
+from omlxd.core.events import Event, EventName
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.load_ticket import LoadStatus
+from omlxd.daemon.log import libraries_to
 from omlxd.daemon.pool import EnginePool
 from omlxd.engine.protocol import MIB, Plan
 from tests.fakes.clock import on_virtual_time, run
@@ -213,6 +214,19 @@ async def test_a_prompt_that_is_too_long_for_an_unloaded_model_known_before_does
 
 
 @on_virtual_time
+async def test_an_event_of_the_engine_that_cannot_be_handled_takes_no_other_with_it() -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug of ours")
+
+    events: list[Event] = []
+    with libraries_to(events.append):
+        async with Scene({"chat": 100}).pool as pool:
+            pool.dispatch._prefilled = broken  # type: ignore[method-assign]
+            assert await pool.generate("chat", prompt="hi").text() == EIGHT
+    assert events[0].fields["message"] == "`Prefilled` of the engine could not be handled"
+
+
+@on_virtual_time
 async def test_a_chat_template_that_refuses_ends_the_request_with_its_reason() -> None:
     async with Scene({"chat": 100}).pool as pool:
         with pytest.raises(InvalidRequest, match="nobody"):
@@ -264,6 +278,25 @@ async def test_a_failed_model_is_tried_again_as_soon_as_its_files_have_changed()
         assert len(scene.named(EventName.LOAD_STARTED)) == 1
         del scene.engine.load_errors["chat"]
         scene.folders.sizes["chat"] = 101
+        assert await pool.generate("chat", prompt="hi").text() == EIGHT
+
+
+@on_virtual_time
+async def test_a_load_that_failed_on_files_in_change_is_not_held_against_those_that_were_there_before() -> None:
+    scene = Scene({"chat": 100})
+    scene.engine.load_errors["chat"] = ValueError("cut in the middle")
+
+    def damage(event: Event) -> None:
+        if event.event is EventName.LOAD_STARTED:
+            scene.folders.sizes["chat"] = 50
+
+    async with scene.pool as pool:
+        scene.on_event = damage
+        with pytest.raises(LoadFailed, match="cut in the middle"):
+            await pool.generate("chat", prompt="hi").text()
+        await asyncio.sleep(0.1)
+        del scene.engine.load_errors["chat"]
+        scene.on_event, scene.folders.sizes["chat"] = lambda _: None, 100
         assert await pool.generate("chat", prompt="hi").text() == EIGHT
 
 

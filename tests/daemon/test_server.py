@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -34,7 +36,7 @@ from omlxd.daemon.http_errors import (
 )
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import libraries_to
-from omlxd.daemon.server import HttpServer
+from omlxd.daemon.server import OWN_FILES, HttpServer, connections_within
 from omlxd.daemon.sockets import bind_tcp, bind_unix, peer_uid, prepare_home, remove_socket
 from omlxd.daemon.streams import NDJSON, Stream, while_connected
 from tests.fakes.wire import connect, fetch
@@ -314,6 +316,35 @@ async def test_a_web_socket_is_refused_plainly_and_nothing_is_advised(tmp_path: 
     assert made.events == []
 
 
+def scrambled(random: Random) -> bytes:
+    """A good request with up to three pieces of it cut out, doubled or overwritten."""
+    sent = (
+        b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 8\r\n\r\n" + b'{"a": 1}'
+    )
+    for _ in range(random.randint(1, 3)):
+        start = random.randrange(len(sent))
+        end = min(len(sent), start + random.randint(1, 12))
+        piece = random.choice((b"", sent[start:end] * 2, random.randbytes(end - start)))
+        sent = sent[:start] + piece + sent[end:]
+    return sent
+
+
+@both_doors
+async def test_scrambled_requests_are_answered_or_cut_off_and_nothing_stumbles(tmp_path: Path, door: str) -> None:
+    async def answer(number: int) -> bytes:
+        try:
+            return await raw(made.door(door), scrambled(Random(number)))
+        except OSError:
+            return b""
+
+    async with doors(tmp_path, read_timeout_s=0.05) as made:
+        answers = await asyncio.gather(*map(answer, range(200)))
+        statuses = {int(each.split(b" ", 2)[1]) for each in answers if each}
+        assert {200, 400} <= statuses <= {200, 400, 403, 404, 405, 413}
+        assert (await fetch(made.door(door), "GET", "/health")).status == 200
+    assert [event for event in made.events if "traceback" in event.fields] == []
+
+
 @both_doors
 @pytest.mark.parametrize(
     "sent",
@@ -346,6 +377,15 @@ async def test_a_client_that_waits_for_its_answer_is_not_cut_off(tmp_path: Path)
         waiting.close()
         async with asyncio.timeout(20):
             await made.closed.wait()
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [(256, 96), (1024, 480), (2048, 512), (2**20, 512), (resource.RLIM_INFINITY, 512), (32, 1)],
+)
+def test_a_crowd_at_both_doors_leaves_the_daemon_descriptors_of_its_own(files: int, connections: int) -> None:
+    assert connections_within(files) == connections
+    assert files < 100 or files == resource.RLIM_INFINITY or 2 * connections + OWN_FILES <= files
 
 
 async def test_a_client_that_reads_slowly_gets_the_end_of_its_answer(tmp_path: Path) -> None:

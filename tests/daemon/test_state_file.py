@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -170,6 +171,20 @@ async def test_a_file_that_cannot_be_written_is_an_event_and_no_error(tmp_path: 
     await file.change(lambda _: FULL)
     assert file.state == FULL
     assert [event.event for event in events] == [EventName.STATE_FILE_NOT_SAVED]
+
+
+async def test_a_write_that_a_full_disk_cut_short_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state.toml", lambda _: None)
+    assert await file.change(lambda _: FULL) == ()
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        (warning,) = await file.change(lambda state: state.with_pin("new", SavedPin(True, False)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    assert "File too large" in warning
+    assert os.listdir(tmp_path) == ["state.toml"]  # noqa: PTH208
+    assert parse_state((tmp_path / "state.toml").read_text()) == FULL
 
 
 def test_a_run_time_value_holds_until_the_manifests_own_value_changes() -> None:

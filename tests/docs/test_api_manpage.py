@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
-from omlxd.daemon import anthropic_api, control_api, http_errors, metrics, openai_api, openapi
+from omlxd.daemon import anthropic_api, control_api, front_door, http_errors, metrics, openai_api, openapi, server
+from omlxd.daemon.bodies import MOST_MESSAGES
 from omlxd.daemon.openapi import OPERATIONS
 
 PAGE = Path(__file__).parents[2] / "man" / "omlxd-api.7"
@@ -66,3 +67,13 @@ def test_the_page_is_clean_mdoc() -> None:
     # Whether the other pages are installed here says nothing about this one.
     elsewhere = ("referenced manual not found", "outdated mandoc.db")
     assert [line for line in linted.stdout.splitlines() if not any(words in line for words in elsewhere)] == []
+
+
+def test_the_limits_on_the_page_are_those_of_the_doors() -> None:
+    described = TEXT.partition(".Sh DESCRIPTION")[2].partition(".Sh ")[0].replace("\n", " ")
+    assert f"A body may have {front_door.MAX_BODY_BYTES // 2**20} MiB" in described
+    assert f"a header {front_door.MAX_HEADER_BYTES // 2**10} KiB" in described
+    assert f"takes {server.MOST_CONNECTIONS} connections" in described
+    assert f"within {server.READ_TIMEOUT_S:.0f} seconds" in described
+    assert f"for {server.WRITE_TIMEOUT_S / 60:.0f} minutes" in described
+    assert TEXT.count(f"A list of up to {MOST_MESSAGES} objects") == 2

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omlxd.core.errors import EngineFailed
 from omlxd.core.states import FinishReason
-from omlxd.engine import sampling
 from omlxd.engine.protocol import (
     CacheDropped,
     EngineLimits,
@@ -21,7 +19,6 @@ from omlxd.engine.protocol import (
     NeedsBlock,
     Prefilled,
     RequestGone,
-    Sampling,
 )
 from tests.engine.driver import Driver, generation, reference
 
@@ -143,40 +140,6 @@ def test_an_abort_in_the_middle_of_a_prefill_stops_it_there(driver: Driver, tiny
     driver.until(RequestGone)
     assert driver.engine.rest().result().active_bytes - rest < 4096
     assert not any(isinstance(event, Generated) for event in driver.seen)
-
-
-def test_an_exception_in_a_step_ends_only_that_models_requests_and_the_model_works_on(
-    driver: Driver, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver.load("bad", tiny_model())
-    driver.load("good", tiny_model("qwen2", 1_500_000))
-    make = sampling.make_sampler
-
-    def sampler(wanted: Sampling, position: int) -> sampling.Sampler:
-        if wanted.seed != 666:
-            return make(wanted, position)
-        calls = 0
-
-        def explode(logprobs: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls > 10:
-                raise ValueError("the sampler exploded")
-            return make(Sampling())(logprobs)
-
-        return explode
-
-    monkeypatch.setattr(sampling, "make_sampler", sampler)
-    ends = driver.run(
-        generation("x", "bad", [5, 6], 50, seed=666, temperature=1.0),
-        generation("y", "bad", [5, 6, 7], 50),
-        generation("z", "good", [5, 6, 7], 50),
-    )
-    assert isinstance(ends["x"][1], EngineFailed)
-    assert "exploded" in str(ends["x"][1])
-    assert isinstance(ends["y"][1], EngineFailed)
-    assert ends["z"][1] is FinishReason.LENGTH
-    assert driver.run(generation("w", "bad", [5, 6], 9))["w"][1] is FinishReason.LENGTH
 
 
 def test_an_idle_engine_gives_its_cache_back_when_the_hard_limit_comes_down(

@@ -1,0 +1,37 @@
+"""The list of faults, and how they are run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.faults import cycles, descriptors, disk, garbage, kills, steps, weights
+from tests.faults.campaign import Campaign
+from tests.faults.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One file of this package."""
+
+    name: str
+    what: str
+    run: Callable[[Campaign], Iterator[Tally]]
+
+
+FAULTS = (
+    Fault("kills", "kill -9 at random points, and the next start", kills.run),
+    Fault("steps", "exceptions and lack of memory inside the engine's steps", steps.run),
+    Fault("disk", "a full disk under the log and the state file", disk.run),
+    Fault("descriptors", "no file descriptor left", descriptors.run),
+    Fault("garbage", "messages that mean nothing, at both doors", garbage.run),
+    Fault("weights", "model files deleted, cut or replaced under a model", weights.run),
+    Fault("cycles", "loads and unloads, and a soak", cycles.run),
+)
+
+
+def chosen(names: Sequence[str]) -> list[Fault]:
+    """The faults of these names in the list's order, all when there are none; KeyError for an unknown one."""
+    by_name = {fault.name: fault for fault in FAULTS}
+    wanted = {by_name[name].name for name in names} or by_name.keys()
+    return [fault for fault in FAULTS if fault.name in wanted]

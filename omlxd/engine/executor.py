@@ -246,7 +246,7 @@ class PlanExecutor:
         """A bug of ours: end every request and the load, each with one error, and keep the models. Never raises."""
         self._tell_failed(None, "plan", error)
         error.__traceback__ = None  # its frames hold arrays
-        failed = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="look into the log")
+        failed = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="`omlxd logs -n 20`")
         failed.logged = f"the engine stumbled: {type(error).__name__}"
         for model in self._models.values():
             model.reset()
@@ -264,7 +264,7 @@ class PlanExecutor:
 
     def close(self) -> None:
         """Drop everything; each request and the load end with one error."""
-        closing = EngineFailed("the engine is closed", hint="start it again")
+        closing = EngineFailed("the engine is closed", hint="`omlxd start`")
         for model in self._models.values():
             for request in model.close():
                 self._fail(request, closing)

@@ -245,7 +245,9 @@ def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     if not Path(order.path).is_dir():
         return _disappeared(order)
     if isinstance(error, ImportError):
-        return EngineFailed(f"cannot load `{order.model}`: {text}", hint="install what is missing and restart omlxd")
+        return EngineFailed(
+            f"cannot load `{order.model}`: {text}", hint="install what is missing, then `omlxd restart`"
+        )
     if is_out_of_memory(error):
         return DoesNotFit(f"the device ran out of memory while loading `{order.model}`", hint="lower `max_memory`")
     kind, what, hint = _explain_folder(error, text)

@@ -34,7 +34,7 @@ TRIES: Final = 6
 USED_FOR_S: Final = 45.0
 MEGABYTES: Final = {"chat": 60, "coder": 120, "small": 5, "writer": 200}
 SETTINGS: Final = {"max_memory": "380M", "hard_limit": "460M"}
-STORY: Final = "Once upon a time there was a machine with less memory than models. " * 12
+STORY: Final = "Once upon a time there was a machine with less memory than models. "
 THEMES: Final[Mapping[str, TerminalTheme]] = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 FOLDER: Final = Path(__file__).resolve().parents[2] / "man"
 
@@ -64,8 +64,8 @@ def _use(daemon: RunningDaemon) -> None:
     ends_s = time.monotonic() + USED_FOR_S
     while time.monotonic() < ends_s:
         for model in ("chat", "coder", "small", "chat"):
-            chat(daemon.api, model, STORY, 60)
-        chat(daemon.api, "writer", STORY, 20)  # for which `coder` has to go, as it has to go for `coder`
+            chat(daemon.api, model, STORY, 30)
+        chat(daemon.api, "writer", STORY, 10)  # for which `coder` has to go, as it has to go for `coder`
     for model in ("coder", "small"):
         daemon.load(model)
 
@@ -74,8 +74,8 @@ def _in_the_middle_of_a_load(daemon: RunningDaemon) -> dict[str, Any]:
     """A status while `writer` takes the place of `coder`, one request decodes and, with luck, another prefills."""
     for attempt in range(TRIES):
         with (
-            _asked(daemon, "small", STORY, 150),
-            _asked(daemon, "chat", STORY * 3, 10),
+            _asked(daemon, "small", STORY, 100),
+            _asked(daemon, "chat", STORY * 8, 5),
             _loading(daemon, "writer") as loading,
         ):
             while loading.is_alive():

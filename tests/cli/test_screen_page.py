@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.segment import Segment
 
+from omlxd.cli.memory_bar import memory_bar, memory_parts
 from omlxd.cli.screen.feed import Look
 from omlxd.cli.screen.page import LEAST_LINES, page, shared_out
 from omlxd.cli.screen.state import Row, ScreenState
@@ -120,6 +121,26 @@ def test_each_part_of_memory_has_its_size_and_its_share_of_the_bar() -> None:
     assert abs(bar.index("│") - 400 * per_mib) <= 1
     assert bar.endswith("┃")
     assert "340 MiB of 400 MiB (85 %)" in lines[1]
+
+
+@given(
+    used=st.integers(0, 2**36),
+    prefix=st.integers(0, 2**34),
+    unaccounted=st.integers(0, 2**34),
+    kv=st.integers(0, 2**34),
+    cells=st.integers(1, 150),
+)
+@settings(max_examples=50)
+def test_the_parts_are_what_is_used_and_the_bar_is_as_long_as_it_should(
+    used: int, prefix: int, unaccounted: int, kv: int, cells: int
+) -> None:
+    body = status()
+    body["memory"] |= {"used": used, "active": used, "prefix_cache": prefix, "unaccounted": unaccounted}
+    body["models"][0]["kv_bytes"] = kv
+    *parts, cache = memory_parts(body)
+    assert sum(part.size_bytes for part in parts) == used  # gauges are read a moment apart, and may not agree
+    assert all(part.size_bytes >= 0 for part in parts)
+    assert memory_bar(body, [*parts, cache], cells, utf8=True).cell_len == cells
 
 
 def test_memory_over_the_limit_says_so_and_why() -> None:

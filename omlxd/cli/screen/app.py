@@ -15,7 +15,7 @@ from omlxd.cli.screen.state import ScreenState
 from omlxd.cli.screen.terminal import FullScreen
 from omlxd.core.errors import OmlxError
 
-REPAINT_S: Final = 1.0
+REPAINT_S: Final = 2.0  # looks come each second; a daemon that does not answer gives none
 
 
 def watch(client: Client) -> int:

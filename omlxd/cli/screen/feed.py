@@ -74,16 +74,19 @@ class Bell:
 
     def _listen(self) -> None:
         while not self.closed:
+            heard = False
             try:
                 with closing(self._client.ndjson("GET", EVENTS_PATH, timeout_s=LONGEST_SILENCE_S)) as events:
                     for _ in events:
+                        heard = True
                         self._rung.set()
                         if self.closed:
                             return
             except (OmlxError, OSError):
                 pass  # the look at the status tells it
-            self._rung.set()
-            self._closed.wait(TRY_AGAIN_S)
+            if heard:  # and it has broken off: something has happened
+                self._rung.set()
+            self._closed.wait(TRY_AGAIN_S if heard else LOOK_S)
 
 
 def looks(client: Client, bell: Bell) -> Iterator[Look]:

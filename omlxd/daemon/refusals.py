@@ -21,7 +21,7 @@ from omlxd.core.room import Room, missing_text
 from omlxd.core.snapshot import Limits
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import nearest, shown
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 
 
 def fresh(error: OmlxError) -> OmlxError:

@@ -13,12 +13,7 @@ from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
 from omlxd.core.states import FinishReason
 from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine import mishaps, mlxlm
-from omlxd.engine.gauges import Gauges, tame_glibc
-from omlxd.engine.grammars import guide_failed
-from omlxd.engine.loader import LoadedModel, SlicedLoad
-from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
-from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.protocol import (
+from omlxd.engine.events import (
     CacheDropped,
     EngineEvent,
     EngineStarted,
@@ -29,13 +24,18 @@ from omlxd.engine.protocol import (
     LoadProgress,
     ModelInfo,
     NeedsBlock,
-    Plan,
     Prefilled,
     RequestFailed,
     RequestGone,
     StepFailed,
     Unloaded,
 )
+from omlxd.engine.gauges import Gauges, tame_glibc
+from omlxd.engine.grammars import guide_failed
+from omlxd.engine.loader import LoadedModel, SlicedLoad
+from omlxd.engine.orders import Plan
+from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
+from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.resident import ResidentModel, Running
 from omlxd.engine.text import ChatCodec
 from omlxd.engine.unloading import give_back

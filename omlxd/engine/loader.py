@@ -16,7 +16,7 @@ from omlxd.core.errors import DoesNotFit, EngineFailed, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, trim_heap
 from omlxd.engine.mishaps import is_out_of_files, is_out_of_memory, no_files_left
-from omlxd.engine.protocol import MIB, EngineLimits, LoadOrder
+from omlxd.engine.orders import MIB, EngineLimits, LoadOrder
 from omlxd.engine.text import ChatCodec
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class SlicedLoad:
 
     def abandon(self) -> None:
         """Give back what was taken so far."""
-        self._module = self._arrays = self.codec = None
+        arrays, self._module, self._arrays, self.codec = self._arrays or [], None, None, None
+        mlxlm.free_one_by_one(arrays)
         mlxlm.release_memory()
         trim_heap()
 

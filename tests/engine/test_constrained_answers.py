@@ -14,7 +14,8 @@ import pytest
 from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import EngineFailed
 from omlxd.core.states import FinishReason
-from omlxd.engine.protocol import Generated, GenerationOrder, Sampling
+from omlxd.engine.events import Generated
+from omlxd.engine.orders import GenerationOrder, Sampling
 from tests.engine.driver import Driver
 
 pytestmark = pytest.mark.mlx

@@ -177,7 +177,7 @@ class Chat:
             output.data(f"{command.usage:<{width}}{command.help}")
         output.data(f"{'/exit, Ctrl-D':<{width}}leave")
         output.data(f"{'Ctrl-C':<{width}}stop the answer, or drop what was typed")
-        output.data(f"{'Alt-Enter':<{width}}another line; so does a \\ at its end, and everything within triple quotes")
+        output.data(f"{'Alt-Enter':<{width}}another line; so do a \\ at the end, and triple quotes")
 
     def model(self, argument: str) -> None:
         """List the models, or go on with another."""

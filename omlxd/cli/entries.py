@@ -234,5 +234,5 @@ def _ask(name: str, folder: Path) -> None:
     output.note(f"This deletes {folder} for every program that uses it.")
     if not typer.confirm("Delete it?", err=True):
         raise InvalidRequest(
-            "nothing was deleted, and the manifest is as it was", hint=f"`omlxd rm {name}` keeps files"
+            "nothing was deleted, and the manifest is as it was", hint=f"`omlxd rm {name}` takes the entry alone"
         )

@@ -115,7 +115,9 @@ def _verdict(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryL
         )
     broken = [report.name for report in reports if report.problems and report.name not in too_large]
     if broken:
-        return LoadFailed(f"{_names(broken)} cannot be loaded", hint="the problems are listed with the models")
+        return LoadFailed(
+            f"{_names(broken)} cannot be loaded", hint="correct what is listed with the models, then `omlxd check`"
+        )
     if too_large:
         return DoesNotFit(
             f"{_names(too_large)} can never fit under the limit {format_bytes(soft_bytes)} ({limits.binding})",

@@ -21,7 +21,7 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import no_room, prompt_too_large
 from omlxd.daemon.request import Generation
-from omlxd.engine.protocol import GenerationOrder
+from omlxd.engine.orders import GenerationOrder
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool

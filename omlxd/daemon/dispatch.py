@@ -19,13 +19,12 @@ from omlxd.daemon.learning import learn_from
 from omlxd.daemon.refusals import decision_behind
 from omlxd.daemon.request import Cut, Generation
 from omlxd.daemon.request_log import RequestLog
-from omlxd.engine.protocol import (
+from omlxd.engine.events import (
     CacheDropped,
     EngineEvent,
     EngineStarted,
     Finished,
     Generated,
-    GenerationOrder,
     LoadDone,
     LoadEnded,
     LoadProgress,
@@ -37,6 +36,7 @@ from omlxd.engine.protocol import (
     StepFailed,
     Unloaded,
 )
+from omlxd.engine.orders import GenerationOrder
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool

@@ -20,7 +20,8 @@ from omlxd.core.states import EnforcerView, Level
 from omlxd.daemon.ladder_walk import LadderWalk
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.pool import EnginePool
-from omlxd.engine.protocol import MIB, EngineLimits, OverLimit
+from omlxd.engine.events import OverLimit
+from omlxd.engine.orders import MIB, EngineLimits
 
 EXHAUSTED_STEP_BYTES = 16 * MIB  # growth after which an engine that cannot be helped is looked at again
 OVERHEAD_STEP_BYTES = 16 * MIB  # so much of it more or less does not change where the engine stands still

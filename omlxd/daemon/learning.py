@@ -10,7 +10,7 @@ from omlxd.core.events import Event, EventName
 from omlxd.core.learned_costs import ChunkSample, LearnedCosts, learn
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.model_files import ModelFiles
-from omlxd.engine.protocol import Prefilled
+from omlxd.engine.events import Prefilled
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from omlxd.core.memory import MemoryReading
-from omlxd.engine.protocol import Engine, EngineEvent, EngineLimits, GenerationOrder, LoadOrder, OverLimit, Plan
+from omlxd.engine.events import EngineEvent, OverLimit
+from omlxd.engine.orders import EngineLimits, GenerationOrder, LoadOrder, Plan
+from omlxd.engine.protocol import Engine
 
 
 @dataclass

@@ -19,7 +19,8 @@ from omlxd.daemon.load_room import LoadRoom
 from omlxd.daemon.load_ticket import LoadTicket, OnProgress
 from omlxd.daemon.refusals import cancelled, decision_behind, fresh, larger_than_predicted, shutting_down
 from omlxd.daemon.turn import Turn
-from omlxd.engine.protocol import LoadOrder, ModelInfo
+from omlxd.engine.events import ModelInfo
+from omlxd.engine.orders import LoadOrder
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool

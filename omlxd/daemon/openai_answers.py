@@ -12,7 +12,7 @@ import omlxd
 from omlxd.daemon.openai_logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
 from omlxd.daemon.replies import Piece, Reasoning, Reply, ToolCall
 from omlxd.daemon.request import Chunk
-from omlxd.engine.protocol import TextCodec
+from omlxd.engine.codec import TextCodec
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = f"omlxd-{omlxd.__version__}"

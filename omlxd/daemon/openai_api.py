@@ -25,7 +25,7 @@ from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Generation
 from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
 from omlxd.daemon.wish import Options
-from omlxd.engine.protocol import TextCodec
+from omlxd.engine.codec import TextCodec
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"

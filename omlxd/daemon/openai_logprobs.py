@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from omlxd.engine.protocol import TextCodec, TokenLogprob
+from omlxd.engine.codec import TextCodec
+from omlxd.engine.events import TokenLogprob
 
 
 class Logprobs(Protocol):

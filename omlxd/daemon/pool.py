@@ -39,7 +39,9 @@ from omlxd.daemon.request import Generation
 from omlxd.daemon.roster import ModelSource, Roster
 from omlxd.daemon.serving import Serving
 from omlxd.daemon.wish import Options, check_prompt, check_wish
-from omlxd.engine.protocol import Engine, EngineLimits, OverLimit
+from omlxd.engine.events import OverLimit
+from omlxd.engine.orders import EngineLimits
+from omlxd.engine.protocol import Engine
 
 REST_TIMEOUT_S = 5.0  # a step that takes longer is stuck; nothing is decided on what it shows
 

@@ -21,7 +21,7 @@ from omlxd.core.room import Room, missing_text
 from omlxd.core.snapshot import Limits
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import nearest, shown
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 
 
 def fresh(error: OmlxError) -> OmlxError:
@@ -114,7 +114,9 @@ def no_room(model: str, answer: Admission, waited_s: float) -> Busy:
     what = "the system" if answer.binding == "system" else "memory that is not accounted for"
     return Busy(
         f"a request to `{model}` waited {waited_s:.0f} s for {what}: {answer.why}",
-        hint="close other programs" if answer.binding == "system" else "try again later, or restart omlxd",
+        hint="close other programs"
+        if answer.binding == "system"
+        else "`omlxd status` shows who holds it; try again later",
         details={
             "model": model,
             "short_bytes": answer.short_bytes,

@@ -12,7 +12,7 @@ from omlxd.core.errors import EngineFailed
 from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, Part, ReplySplitter
 from omlxd.core.states import FinishReason
 from omlxd.daemon.request import Chunk, Generation
-from omlxd.engine.protocol import TextCodec
+from omlxd.engine.codec import TextCodec
 
 Tools = Sequence[Mapping[str, Any]]
 

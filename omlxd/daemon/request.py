@@ -11,7 +11,7 @@ from typing import Protocol
 from omlxd.core.errors import OmlxError
 from omlxd.core.snapshot import Limits
 from omlxd.core.states import FinishReason, RequestState, RequestView
-from omlxd.engine.protocol import TokenLogprob
+from omlxd.engine.events import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

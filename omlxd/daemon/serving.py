@@ -25,7 +25,8 @@ from omlxd.daemon.refusals import aborted, decision_behind, fresh, parked_too_lo
 from omlxd.daemon.request import Cut, Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
 from omlxd.daemon.wish import Prompt, Wish, tokens_left
-from omlxd.engine.protocol import GenerationOrder, LoadOrder, TextCodec
+from omlxd.engine.codec import TextCodec
+from omlxd.engine.orders import GenerationOrder, LoadOrder
 
 if TYPE_CHECKING:
     from omlxd.daemon.load_ticket import OnProgress

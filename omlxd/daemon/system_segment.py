@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from omlxd.core.errors import InvalidRequest
-from omlxd.engine.protocol import TextCodec
+from omlxd.engine.codec import TextCodec
 
 LEAST_CHARACTERS = 64
 """Of system text: less is run faster than it is looked for."""

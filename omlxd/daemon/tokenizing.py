@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from omlxd.core.errors import ContextExceeded
 from omlxd.daemon.wish import Encoded, Prompt
-from omlxd.engine.protocol import TextCodec
+from omlxd.engine.codec import TextCodec
 
 T = TypeVar("T")
 CHARACTERS_PER_TOKEN = 64

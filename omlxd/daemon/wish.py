@@ -11,7 +11,8 @@ from typing import Any, TypedDict
 from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import ContextExceeded, InvalidRequest
 from omlxd.daemon.system_segment import system_tokens
-from omlxd.engine.protocol import Sampling, TextCodec
+from omlxd.engine.codec import TextCodec
+from omlxd.engine.orders import Sampling
 
 DEFAULT_MAX_TOKENS = 4096
 MAX_STOPS = 16

@@ -13,12 +13,7 @@ from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
 from omlxd.core.states import FinishReason
 from omlxd.core.wording import INSTALL_HINT
 from omlxd.engine import mishaps, mlxlm
-from omlxd.engine.gauges import Gauges, tame_glibc
-from omlxd.engine.grammars import guide_failed
-from omlxd.engine.loader import LoadedModel, SlicedLoad
-from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
-from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.protocol import (
+from omlxd.engine.events import (
     CacheDropped,
     EngineEvent,
     EngineStarted,
@@ -29,13 +24,18 @@ from omlxd.engine.protocol import (
     LoadProgress,
     ModelInfo,
     NeedsBlock,
-    Plan,
     Prefilled,
     RequestFailed,
     RequestGone,
     StepFailed,
     Unloaded,
 )
+from omlxd.engine.gauges import Gauges, tame_glibc
+from omlxd.engine.grammars import guide_failed
+from omlxd.engine.loader import LoadedModel, SlicedLoad
+from omlxd.engine.orders import Plan
+from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
+from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.resident import ResidentModel, Running
 from omlxd.engine.text import ChatCodec
 from omlxd.engine.unloading import give_back
@@ -246,7 +246,7 @@ class PlanExecutor:
         """A bug of ours: end every request and the load, each with one error, and keep the models. Never raises."""
         self._tell_failed(None, "plan", error)
         error.__traceback__ = None  # its frames hold arrays
-        failed = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="look into the log")
+        failed = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="`omlxd logs -n 20`")
         failed.logged = f"the engine stumbled: {type(error).__name__}"
         for model in self._models.values():
             model.reset()
@@ -264,7 +264,7 @@ class PlanExecutor:
 
     def close(self) -> None:
         """Drop everything; each request and the load end with one error."""
-        closing = EngineFailed("the engine is closed", hint="start it again")
+        closing = EngineFailed("the engine is closed", hint="`omlxd start`")
         for model in self._models.values():
             for request in model.close():
                 self._fail(request, closing)

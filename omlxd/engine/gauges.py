@@ -25,7 +25,8 @@ import psutil
 from omlxd.core.errors import StartFailed
 from omlxd.core.memory import MemoryReading
 from omlxd.core.wording import INSTALL_HINT
-from omlxd.engine.protocol import MIB, EngineLimits, Sampled
+from omlxd.engine.orders import MIB, EngineLimits
+from omlxd.engine.protocol import Sampled
 
 SETTLE_S = 2.0
 SAMPLE_S = 1.0

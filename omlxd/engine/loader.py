@@ -16,7 +16,7 @@ from omlxd.core.errors import DoesNotFit, EngineFailed, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
 from omlxd.engine.gauges import Gauges, trim_heap
 from omlxd.engine.mishaps import is_out_of_files, is_out_of_memory, no_files_left
-from omlxd.engine.protocol import MIB, EngineLimits, LoadOrder
+from omlxd.engine.orders import MIB, EngineLimits, LoadOrder
 from omlxd.engine.text import ChatCodec
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class SlicedLoad:
 
     def abandon(self) -> None:
         """Give back what was taken so far."""
-        self._module = self._arrays = self.codec = None
+        arrays, self._module, self._arrays, self.codec = self._arrays or [], None, None, None
+        mlxlm.free_one_by_one(arrays)
         mlxlm.release_memory()
         trim_heap()
 
@@ -245,7 +246,9 @@ def explain(error: BaseException, order: LoadOrder) -> OmlxError:
     if not Path(order.path).is_dir():
         return _disappeared(order)
     if isinstance(error, ImportError):
-        return EngineFailed(f"cannot load `{order.model}`: {text}", hint="install what is missing and restart omlxd")
+        return EngineFailed(
+            f"cannot load `{order.model}`: {text}", hint="install what is missing, then `omlxd restart`"
+        )
     if is_out_of_memory(error):
         return DoesNotFit(f"the device ran out of memory while loading `{order.model}`", hint="lower `max_memory`")
     kind, what, hint = _explain_folder(error, text)

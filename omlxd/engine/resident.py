@@ -16,10 +16,11 @@ from typing import Any
 from omlxd.core.costs import BLOCK_TOKENS
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm, sampling
+from omlxd.engine.events import TokenLogprob
 from omlxd.engine.grammars import Guide
 from omlxd.engine.loader import LoadedModel
+from omlxd.engine.orders import EngineLimits, GenerationOrder
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.protocol import EngineLimits, GenerationOrder, TokenLogprob
 from omlxd.engine.sampling import OwnSampler, Sampler, ShapingSampler
 from omlxd.engine.text import StreamText
 
@@ -257,11 +258,13 @@ class ResidentModel:
     def close(self) -> list[str]:
         """Drop everything this object holds; the ids of the requests that were here."""
         here = self.requests
+        arrays = mlxlm.every_array(self._module) if self._module is not None else []
         self._module = None
         self._waiting.clear()
         self._lone.clear()
         self._rows.clear()
         self._close_batch()
+        mlxlm.free_one_by_one(arrays)
         return here
 
     def salvage(self, concerned: set[str]) -> None:

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from omlxd.engine.protocol import GenerationOrder, Sampling, TokenLogprob
+from omlxd.engine.events import TokenLogprob
+from omlxd.engine.orders import GenerationOrder, Sampling
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -13,15 +13,15 @@ from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, ReplyFormat, longest_
 from omlxd.core.wording import shown
 from omlxd.engine.answer_grammar import Reasoning, Speech, grammar_of
 from omlxd.engine.call_formats import call_format
+from omlxd.engine.codec import ToolCallText
 from omlxd.engine.grammars import Constraint, Grammars
-from omlxd.engine.protocol import ToolCallText
 
 _JUST_BEFORE = 8  # tokens from the end of a prompt: the marker and a few breaks
 SHORTEST_QUOTE = 8  # characters; a shorter message may stand in any error by chance
 
 
 class ChatCodec:
-    """A tokenizer with its chat template; implements `protocol.TextCodec`.
+    """A tokenizer with its chat template; implements `codec.TextCodec`.
 
     Args:
         tokenizer: mlx-lm's tokenizer wrapper.

@@ -21,10 +21,13 @@ from pathlib import Path
 from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
+from omlxd.engine.codec import TextCodec
+from omlxd.engine.events import OverLimit, Post
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
 from omlxd.engine.loader import read_codec
-from omlxd.engine.protocol import LoadOrder, OverLimit, Plan, Post, Sampled, TextCodec
+from omlxd.engine.orders import LoadOrder, Plan
+from omlxd.engine.protocol import Sampled
 
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 

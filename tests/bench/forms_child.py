@@ -11,17 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.engine.protocol import (
-    EngineEvent,
-    Finished,
-    Generated,
-    GenerationOrder,
-    LoadDone,
-    LoadOrder,
-    Plan,
-    Sampling,
-    TextCodec,
-)
+from omlxd.engine.codec import TextCodec
+from omlxd.engine.events import EngineEvent, Finished, Generated, LoadDone
+from omlxd.engine.orders import GenerationOrder, LoadOrder, Plan, Sampling
 from omlxd.engine.thread import EngineThread
 
 SCHEMA = {

@@ -14,7 +14,8 @@ from pathlib import Path
 
 def sliced(model: Path, warm: Path) -> dict[str, float]:
     """As the daemon loads: through the engine's thread, slice by slice."""
-    from omlxd.engine.protocol import EngineEvent, LoadDone, LoadEnded, LoadOrder, LoadProgress, Plan
+    from omlxd.engine.events import EngineEvent, LoadDone, LoadEnded, LoadProgress
+    from omlxd.engine.orders import LoadOrder, Plan
     from omlxd.engine.thread import EngineThread
 
     news: queue.SimpleQueue[tuple[float, EngineEvent]] = queue.SimpleQueue()

@@ -14,18 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omlxd.engine.protocol import (
-    EngineEvent,
-    Finished,
-    Generated,
-    GenerationOrder,
-    LoadDone,
-    LoadEnded,
-    LoadOrder,
-    Plan,
-    RequestFailed,
-    Sampling,
-)
+from omlxd.engine.events import EngineEvent, Finished, Generated, LoadDone, LoadEnded, RequestFailed
+from omlxd.engine.orders import GenerationOrder, LoadOrder, Plan, Sampling
 from omlxd.engine.thread import EngineThread
 
 MODEL = "chat"

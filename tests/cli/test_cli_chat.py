@@ -239,3 +239,15 @@ def test_a_history_that_cannot_be_kept_is_told_and_a_killed_chat_leaves_the_term
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 128 + signal.SIGTERM
+
+
+@pytest.mark.mlx
+def test_a_model_that_is_added_while_the_daemon_runs_answers_until_it_is_removed(
+    chat_home: Path, tiny_model: Callable[..., Path]
+) -> None:
+    _omlxd(chat_home, "add", "third", str(tiny_model(context=512)), "--alias", "3rd")
+    answer = json.loads(_omlxd(chat_home, "run", "3rd", "hello", "--max-tokens", "2", "--json"))
+    assert (answer["model"], answer["generated_tokens"]) == ("third", 2)
+    _omlxd(chat_home, "rm", "third")
+    listed = json.loads(_omlxd(chat_home, "models", "--json"))["models"]
+    assert [each["name"] for each in listed] == ["tiny", "narrow"]

@@ -68,7 +68,7 @@ def test_a_manifest_that_cannot_be_read_completes_nothing(completed: Completed, 
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["re"], ["restart", "requests"]),
+        (["req"], ["requests"]),
         (["--home", "/x", "st"], ["start", "stop", "status"]),
         (["--v"], ["--version"]),
         (["run", "chat", "--t"], ["--temperature", "--top-p"]),

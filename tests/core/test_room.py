@@ -12,7 +12,7 @@ from omlxd.core.room import Room, RoomKind, make_room
 from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.costs import FakeCosts
 
 LIMITS = Limits(soft_bytes=1000, hard_bytes=2000)

@@ -13,7 +13,7 @@ from omlxd.core.states import Level, RequestState
 from omlxd.daemon.admission import MAX_OVERTAKES
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.request import Generation
-from omlxd.engine.protocol import MIB, GenerationOrder
+from omlxd.engine.orders import MIB, GenerationOrder
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.costs import FakeCosts
 from tests.fakes.pools import Scene, turns, until, until_decoding

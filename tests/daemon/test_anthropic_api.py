@@ -17,7 +17,7 @@ from omlxd.core.reply import REASONING
 from omlxd.daemon import listening
 from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.bodies import parse_body
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.daemon.test_chat_replies import CALL, cut, saying
 from tests.fakes.daemon import RunningDaemon, running
 from tests.fakes.engine import FakeEngine

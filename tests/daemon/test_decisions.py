@@ -7,7 +7,7 @@ from omlxd.core.events import EventName
 from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import Limits
 from omlxd.daemon.decisions import KEPT_DECISIONS, DecisionLog, DecisionRecord
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, until_decoding
 

@@ -15,7 +15,7 @@ from omlxd.core.memory import Policy
 from omlxd.core.policy import Outcome, Unload
 from omlxd.core.states import EntryState, Level
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
-from omlxd.engine.protocol import MIB, EngineLimits
+from omlxd.engine.orders import MIB, EngineLimits
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.engine import GIB
 from tests.fakes.pools import Scene, turns, until_decoding

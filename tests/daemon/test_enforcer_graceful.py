@@ -11,7 +11,7 @@ from omlxd.core.events import EventName
 from omlxd.core.memory import Policy
 from omlxd.core.policy import Park, Unload
 from omlxd.core.states import EntryState, Level, RequestState
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.daemon.test_admission import scene_of, start
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, turns, until, until_decoding

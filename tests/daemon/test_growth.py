@@ -10,7 +10,7 @@ from omlxd.core.errors import RequestAborted
 from omlxd.core.events import EventName
 from omlxd.core.memory import Policy
 from omlxd.core.states import Level
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.daemon.test_admission import scene_of, start
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import turns, until, until_decoding

@@ -8,7 +8,7 @@ from typing import Any
 
 from omlxd.core.learned_costs import LearnedCosts
 from omlxd.daemon.state_file import parse_state
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.daemon import CONFIG, RunningDaemon, manifest, running
 from tests.fakes.engine import FakeEngine
 

@@ -23,7 +23,7 @@ from omlxd.core.events import EventName
 from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.state_file import StateFile
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.daemon import RunningDaemon, manifest, model_folder, running
 from tests.fakes.engine import FakeEngine
 from tests.fakes.wire import Answer, ask

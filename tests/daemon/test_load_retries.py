@@ -13,7 +13,7 @@ from omlxd.core.policy import CancelLoad
 from omlxd.core.states import EntryState
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.refusals import cancelled
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, turns, until
 

@@ -8,7 +8,7 @@ import pytest
 
 from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled
 from omlxd.core.events import EventName
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, until_decoding
 

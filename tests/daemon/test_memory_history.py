@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from omlxd.daemon.memory_history import KEPT, MemoryHistory
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.daemon import running
 

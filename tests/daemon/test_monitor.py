@@ -7,7 +7,7 @@ import json
 
 from omlxd.core.states import EntryState, Level, RequestState
 from omlxd.daemon.monitor import MemoryMonitor
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.costs import FakeCosts
 from tests.fakes.pools import Scene, turns, until, until_decoding

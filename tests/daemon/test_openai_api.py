@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from omlxd.core.errors import LoadFailed
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.daemon import RunningDaemon, running
 from tests.fakes.engine import FakeEngine
 from tests.fakes.wire import connect

@@ -18,7 +18,7 @@ from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.daemon.request import Generation
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.daemon.test_admission import TOKEN, orders, scene_of, start
 from tests.fakes.clock import on_virtual_time, run
 from tests.fakes.engine import FakeCodec

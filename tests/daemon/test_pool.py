@@ -26,7 +26,7 @@ from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.log import libraries_to
 from omlxd.daemon.pool import EnginePool
-from omlxd.engine.protocol import MIB, Plan
+from omlxd.engine.orders import MIB, Plan
 from tests.fakes.clock import on_virtual_time, run
 from tests.fakes.engine import FakeEngine
 from tests.fakes.pools import FakeFolders, Scene, turns, until_decoding

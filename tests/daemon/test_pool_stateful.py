@@ -21,7 +21,7 @@ from omlxd.core.states import EntryState, Level
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.request import Generation
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import VirtualTimeLoop
 from tests.fakes.costs import FakeCosts
 from tests.fakes.pools import Scene, turns

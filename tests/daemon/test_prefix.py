@@ -11,7 +11,7 @@ from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.prefix import TRIMMED_FOR_S
 from omlxd.daemon.request import Generation
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.costs import FakeCosts
 from tests.fakes.pools import Scene, turns

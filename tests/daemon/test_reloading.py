@@ -13,7 +13,7 @@ import pytest
 
 from omlxd.daemon.quiet_file import until_quiet
 from omlxd.daemon.state_file import StateFile
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.daemon import RunningDaemon, manifest, running
 from tests.fakes.engine import FakeEngine
 from tests.fakes.wire import Answer, fetch

@@ -10,7 +10,7 @@ import pytest
 
 from omlxd.core.manifest import Restore
 from omlxd.daemon.state_file import StateFile
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.daemon import RunningDaemon, manifest, running
 from tests.fakes.engine import FakeEngine
 

@@ -11,7 +11,7 @@ from omlxd.daemon.listening import HEARTBEAT_S, JUDGED_S, wait_before_stream
 from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.waits import progress_words
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.costs import FakeCosts
 from tests.fakes.pools import Scene, until, until_decoding

@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omlxd.core.states import FinishReason
-from omlxd.engine.protocol import (
+from omlxd.engine.events import (
     EngineEvent,
     Finished,
     Generated,
-    GenerationOrder,
     LoadDone,
     LoadEnded,
-    LoadOrder,
-    Plan,
     RequestFailed,
     RequestGone,
-    Sampling,
     Unloaded,
 )
+from omlxd.engine.orders import GenerationOrder, LoadOrder, Plan, Sampling
 from omlxd.engine.thread import EngineThread
 
 E = TypeVar("E", bound=EngineEvent)

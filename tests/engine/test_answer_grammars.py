@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
@@ -81,9 +81,16 @@ CASES = {  # by parser: a template it is known by, one call as such a model writ
 }
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., ChatCodec]:
-    return lambda template=TEMPLATE, thinks=False: codec_of(tmp_path / "m", template, thinks=thinks)
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ChatCodec]:
+    """A codec for this template, made once."""
+    root = tmp_path_factory.mktemp("codecs")
+
+    @cache
+    def made(template: str = TEMPLATE, thinks: bool = False) -> ChatCodec:
+        return codec_of(root / f"m{len(list(root.iterdir()))}", template, thinks=thinks)
+
+    return made
 
 
 def guide(codec: ChatCodec, form: AnswerForm, prompt: str = "hi", *, is_chat: bool = True) -> Guide:
@@ -176,7 +183,7 @@ def test_whatever_a_model_likes_best_its_forced_call_can_be_read(
     tools = [{"type": "function", "function": {"name": "NUMBER_dial", "parameters": schema}}]
     constraint = codec.constrain(AnswerForm(tools=tuple(tools), must_call=True, one_call=True), [0], is_chat=True)
     assert constraint is not None
-    for seed in range(20):
+    for seed in range(8):
         walk, chance, said = constraint.begin(()), random.Random(seed), ""
         for position in range(2000):
             if walk.is_complete:
@@ -317,7 +324,7 @@ def test_a_schema_nested_without_end_is_refused_and_breaks_nothing() -> None:
 
 
 def test_the_vocabularys_tree_is_built_once_and_its_size_is_told(make: Callable[..., ChatCodec]) -> None:
-    codec, grown = make(), []
+    codec, grown = make("a template of its own"), []
     codec.grammars.grown = grown.append  # type: ignore[assignment]
     first = codec.constrain(AnswerForm(PET), [0], is_chat=True)
     assert codec.constrain(AnswerForm(PET), [1], is_chat=True) is first

@@ -14,7 +14,8 @@ import pytest
 from omlxd.core.answer_form import AnswerForm
 from omlxd.core.errors import EngineFailed
 from omlxd.core.states import FinishReason
-from omlxd.engine.protocol import Generated, GenerationOrder, Sampling
+from omlxd.engine.events import Generated
+from omlxd.engine.orders import GenerationOrder, Sampling
 from tests.engine.driver import Driver
 
 pytestmark = pytest.mark.mlx
@@ -115,7 +116,7 @@ def test_an_answer_is_the_same_alone_in_company_and_behind_any_park(engine: Driv
     together = engine.run(again, *neighbours)
     assert together[again.request][0] == alone
     assert [together[each.request] for each in neighbours] == [next(iter(each.values())) for each in lone]
-    for at in range(1, len(whole), 7):
+    for at in range(1, len(whole), 13):
         parked = renamed(asked, generated=whole[:at])
         ((_, reason),) = engine.run(parked).values()
         assert (tokens(engine, parked), reason) == (whole[at:], FinishReason.STOP)

@@ -14,27 +14,23 @@ from omlxd.core.errors import LoadCancelled, OmlxError
 from omlxd.core.memory import MemoryReading
 from omlxd.core.states import FinishReason
 from omlxd.daemon.model_files import read_model_folder
-from omlxd.engine.protocol import (
-    MIB,
-    Engine,
+from omlxd.engine.events import (
     EngineEvent,
-    EngineLimits,
     EngineStarted,
     Finished,
     Generated,
-    GenerationOrder,
     LoadDone,
     LoadEnded,
-    LoadOrder,
     LoadProgress,
     NeedsBlock,
     OverLimit,
-    Plan,
     Prefilled,
     RequestFailed,
     RequestGone,
     Unloaded,
 )
+from omlxd.engine.orders import MIB, EngineLimits, GenerationOrder, LoadOrder, Plan
+from omlxd.engine.protocol import Engine
 from tests.fakes.engine import FakeEngine
 
 E = TypeVar("E", bound=EngineEvent)

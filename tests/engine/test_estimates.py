@@ -13,7 +13,7 @@ from omlxd.core.estimate import weights_bytes
 from omlxd.core.kv_estimate import decode_transient_bytes, kv_bytes, prefill_transient_bytes
 from omlxd.core.model_shape import ModelShape, shape_of
 from omlxd.daemon.safetensors_header import read_header
-from omlxd.engine.protocol import Sampling
+from omlxd.engine.orders import Sampling
 from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread
 from tests.engine.estimate_families import FAMILIES

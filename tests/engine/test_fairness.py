@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from omlxd.core.states import FinishReason
-from omlxd.engine.protocol import MIB, EngineEvent, Generated, LoadDone, LoadProgress, Prefilled
+from omlxd.engine.events import EngineEvent, Generated, LoadDone, LoadProgress, Prefilled
+from omlxd.engine.orders import MIB
 from tests.engine.driver import Driver, generation, reference
 from tests.engine.test_generation import prompt, same_until_a_tie
 

@@ -27,7 +27,7 @@ from omlxd.engine.gauges import (
     MetalBackend,
     phys_footprint_of,
 )
-from omlxd.engine.protocol import MIB, EngineLimits
+from omlxd.engine.orders import MIB, EngineLimits
 
 GIB = 1024 * MIB
 M2_64GB = {

@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 
 from omlxd.core.states import FinishReason
-from omlxd.engine.protocol import (
-    CacheDropped,
-    EngineLimits,
-    Finished,
-    Generated,
-    LoadDone,
-    NeedsBlock,
-    Prefilled,
-    RequestGone,
-)
+from omlxd.engine.events import CacheDropped, Finished, Generated, LoadDone, NeedsBlock, Prefilled, RequestGone
+from omlxd.engine.orders import EngineLimits
 from tests.engine.driver import Driver, generation, reference
 
 pytestmark = pytest.mark.mlx

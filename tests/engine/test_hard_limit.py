@@ -11,7 +11,7 @@ import pytest
 from omlxd.core.costs import costs_of_config
 from omlxd.core.states import FinishReason
 from omlxd.daemon.model_files import read_model_folder
-from omlxd.engine.protocol import EngineLimits
+from omlxd.engine.orders import EngineLimits
 from tests.engine.driver import Driver, generation
 
 pytestmark = pytest.mark.mlx

@@ -13,17 +13,8 @@ import pytest
 from omlxd.core.errors import DoesNotFit, LoadCancelled, LoadFailed
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm
-from omlxd.engine.protocol import (
-    MIB,
-    EngineLimits,
-    Generated,
-    LoadDone,
-    LoadEnded,
-    LoadProgress,
-    OverLimit,
-    RequestGone,
-    Unloaded,
-)
+from omlxd.engine.events import Generated, LoadDone, LoadEnded, LoadProgress, OverLimit, RequestGone, Unloaded
+from omlxd.engine.orders import MIB, EngineLimits
 from tests.engine.driver import Driver, generation
 
 pytestmark = pytest.mark.mlx

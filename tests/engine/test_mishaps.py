@@ -13,9 +13,10 @@ import pytest
 from omlxd.core.errors import Busy, DoesNotFit, EngineFailed, LoadFailed
 from omlxd.core.states import FinishReason
 from omlxd.engine import mishaps, mlxlm, sampling, unloading
+from omlxd.engine.events import Generated, LoadDone, LoadEnded, Prefilled, StepFailed, Unloaded
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.loader import explain
-from omlxd.engine.protocol import Generated, LoadDone, LoadEnded, LoadOrder, Prefilled, Sampling, StepFailed, Unloaded
+from omlxd.engine.orders import LoadOrder, Sampling
 from omlxd.engine.resident import Running
 from tests.engine.driver import Driver, generation
 

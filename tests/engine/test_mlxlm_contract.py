@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omlxd.engine import mlxlm
-from omlxd.engine.protocol import Sampling
+from omlxd.engine.orders import Sampling
 from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread, reference
 

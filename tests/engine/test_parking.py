@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 
 from omlxd.core.states import FinishReason
-from omlxd.engine.protocol import (
-    EngineLimits,
-    Finished,
-    Generated,
-    GenerationOrder,
-    OverLimit,
-    Prefilled,
-    RequestFailed,
-    RequestGone,
-)
+from omlxd.engine.events import Finished, Generated, OverLimit, Prefilled, RequestFailed, RequestGone
+from omlxd.engine.orders import EngineLimits, GenerationOrder
 from tests.engine.driver import Driver, generation, reference
 from tests.engine.test_generation import KINDS, prompt, same_until_a_tie
 

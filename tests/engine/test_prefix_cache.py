@@ -9,8 +9,9 @@ import pytest
 
 from omlxd.core.states import FinishReason
 from omlxd.engine import mlxlm
+from omlxd.engine.events import Generated, Prefilled
+from omlxd.engine.orders import GenerationOrder
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.protocol import Generated, GenerationOrder, Prefilled
 from tests.engine.driver import Driver, generation, on_mlx_thread, reference
 from tests.engine.test_generation import KINDS, prompt, same_until_a_tie
 

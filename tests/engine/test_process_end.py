@@ -13,7 +13,8 @@ pytestmark = pytest.mark.mlx
 
 PROGRAM = """
 import sys, queue
-from omlxd.engine.protocol import *
+from omlxd.engine.events import *
+from omlxd.engine.orders import *
 from omlxd.engine.thread import EngineThread
 mode, path = sys.argv[1:]
 events = queue.Queue()

@@ -12,7 +12,7 @@ import pytest
 from omlxd.core.costs import ShapeCosts, costs_of_config
 from omlxd.core.ledger import Ledger
 from omlxd.daemon.model_files import read_model_folder
-from omlxd.engine.protocol import NeedsBlock, Prefilled
+from omlxd.engine.events import NeedsBlock, Prefilled
 from tests.engine.driver import Driver, generation
 from tests.engine.test_generation import prompt
 

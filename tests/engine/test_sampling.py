@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from omlxd.engine.protocol import Generated, GenerationOrder, Sampling, TokenLogprob
+from omlxd.engine.events import Generated, TokenLogprob
+from omlxd.engine.orders import GenerationOrder, Sampling
 from tests.engine.driver import Driver, on_mlx_thread, reference
 
 pytestmark = pytest.mark.mlx

@@ -15,7 +15,7 @@ from omlxd.daemon.app import StopOrder
 from omlxd.daemon.home import Home
 from omlxd.daemon.keep_awake import SleepAssertion
 from omlxd.daemon.lifecycle import DaemonConfig, Ended, Ready, serve
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.engine import FakeEngine
 from tests.fakes.wire import Answer, fetch
 

@@ -28,33 +28,29 @@ from omlxd.core.memory import MemoryReading
 from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
 from omlxd.core.reply import ANSWER, TOOL_CALL, ReplyFormat, Transitions
 from omlxd.core.states import FinishReason
-from omlxd.engine.grammars import Constraint
-from omlxd.engine.protocol import (
-    MIB,
+from omlxd.engine.codec import TextCodec, ToolCallText
+from omlxd.engine.events import (
     CacheDropped,
     EngineEvent,
     EngineStarted,
     Finished,
     Generated,
-    GenerationOrder,
     LoadDone,
     LoadEnded,
-    LoadOrder,
     LoadProgress,
     ModelInfo,
     NeedsBlock,
     OverLimit,
-    Plan,
     Post,
     Prefilled,
     RequestFailed,
     RequestGone,
-    Sampled,
-    TextCodec,
     TokenLogprob,
-    ToolCallText,
     Unloaded,
 )
+from omlxd.engine.grammars import Constraint
+from omlxd.engine.orders import MIB, GenerationOrder, LoadOrder, Plan
+from omlxd.engine.protocol import Sampled
 
 GIB = 1024 * MIB
 

@@ -17,7 +17,7 @@ from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.model_files import ModelFiles
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.request import Generation
-from omlxd.engine.protocol import MIB
+from omlxd.engine.orders import MIB
 from tests.fakes.engine import GIB, FakeEngine
 
 BIG_MACHINE = Machine(ram_bytes=64 * GIB)

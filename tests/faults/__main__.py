@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.bench.machine import this_machine
 from tests.bench.scratch import Scratch
 from tests.faults.campaign import Campaign
-from tests.faults.runner import FAULTS, chosen
+from tests.faults.runner import FAULTS, chosen, run
 from tests.faults.tally import HEAD
 
 
@@ -51,7 +51,7 @@ def main() -> int:
         try:
             for fault in faults:
                 began_s = time.monotonic()
-                for tally in fault.run(campaign):
+                for tally in run(fault, campaign):
                     clean = clean and (tally.clean or not tally.times)
                     print(tally, flush=True)
                 print(f"    {fault.name} took {time.monotonic() - began_s:.0f} s", flush=True)

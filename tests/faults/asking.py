@@ -14,8 +14,8 @@ from typing import Any
 from tests.acceptance.harness import Daemon, errors_in, in_thread, text_of
 from tests.faults.tally import Tally
 
-TOKENS = 24
-PROMPTS = ("Hello.", "Tell me more about it, if you can.", "word " * 60, "One, two, three, four.")
+TOKENS = 16
+PROMPTS = ("Hello.", "Tell me more about it, if you can.", "word " * 24, "One, two, three, four.")
 LONG_PROMPT = "tell me more " * 1500
 
 

@@ -26,7 +26,7 @@ def run(campaign: Campaign) -> Iterator[Tally]:
 def _loads_and_unloads(campaign: Campaign) -> Tally:
     tally, daemon = Tally("load, answer, unload"), campaign.daemon
     seen = []
-    for _ in range(campaign.times(30, 2)):
+    for _ in range(campaign.times(30, 1)):
         for model in ("medium", "twin"):
             judge(tally, ask(daemon, model, PROMPTS[0]), campaign.right(model, PROMPTS[0]))
         seen.append((campaign.footprint_bytes(), *campaign.counts()))

@@ -28,7 +28,7 @@ def run(campaign: Campaign) -> Iterator[Tally]:
     for door, open_door in doors:
         tally = Tally(f"garbage at {door}")
         daemon.control("POST", "models/small/load")
-        for _ in range(campaign.times(5000, 200) // BATCH):
+        for _ in range(campaign.times(5000, 100) // BATCH):
             open_ones = [_send(campaign.random, open_door) for _ in range(BATCH)]
             judge(tally, ask(daemon, "small", PROMPTS[0]), campaign.right("small", PROMPTS[0]))
             for each in open_ones:

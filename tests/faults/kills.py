@@ -24,7 +24,6 @@ MOMENT_S = 0.3
 def run(campaign: Campaign) -> Iterator[Tally]:
     """One daemon after the other in the same home."""
     daemon, answers = campaign.daemon_in(log_level="debug"), Answers()
-    right = campaign.right if not campaign.short else None
     try:
         daemon.spawn()
         for name, begin, times in (
@@ -34,19 +33,16 @@ def run(campaign: Campaign) -> Iterator[Tally]:
         ):
             tally = Tally(f"kill -9 in the middle of {name}")
             for _ in range(times):
-                # The text as it is without a fault: each kill is judged by the next daemon's answer.
-                expected = (
-                    right("small", PROMPTS[0])
-                    if right
-                    else answers.right(daemon, "small", campaign.folders["small"], PROMPTS[0])
-                )
                 running = begin(daemon, campaign)
                 time.sleep(campaign.random.uniform(0, MOMENT_S))  # the point is that it is a random one
                 daemon.kill()
                 for each in running:
                     _judge_broken(tally, each.result())
                 _start_again(tally, daemon)
-                judge(tally, ask(daemon, "small", PROMPTS[0]), expected)
+                # In full the right text is that of a daemon nobody kills, in short that of the first one after a kill.
+                folder = campaign.folders["small"]
+                right = answers.right(daemon if campaign.short else campaign.daemon, "small", folder, PROMPTS[0])
+                judge(tally, ask(daemon, "small", PROMPTS[0]), right)
                 _check_log(tally, daemon)
                 tally.times += 1
             yield tally

@@ -20,21 +20,17 @@ Damage = Callable[[Path], None]
 
 def run(campaign: Campaign) -> Iterator[Tally]:
     """What is loaded answers as before; what is loaded anew is what the files say, or refused."""
-    for name, damage, repaired in (
-        ("deleted", lambda folder: (folder / WEIGHTS).unlink(), False),
-        ("cut in place", _cut, False),
-        ("replaced by another model's", lambda folder: _replace(folder, campaign.folders["small"]), True),
-    ):
-        yield _under_a_loaded_model(campaign, name, damage, repaired)
-    for name, damage in (
-        ("deleted", lambda folder: (folder / WEIGHTS).unlink()),
-        ("cut in place", _cut),
-        ("overwritten in place", _overwrite),
-    ):
-        yield _during_a_load(campaign, name, damage)
+    others = campaign.folders["small"]
+    yield _under_a_loaded_model(campaign, "replaced by another's", lambda folder: _replace(folder, others), loads=True)
+    yield _under_a_loaded_model(campaign, "deleted", _delete)
+    if not campaign.short:
+        yield _under_a_loaded_model(campaign, "cut in place", _cut)
+        yield _during_a_load(campaign, "deleted", _delete)
+        yield _during_a_load(campaign, "cut in place", _cut)
+    yield _during_a_load(campaign, "overwritten in place", _overwrite)
 
 
-def _under_a_loaded_model(campaign: Campaign, name: str, damage: Damage, loads: bool) -> Tally:
+def _under_a_loaded_model(campaign: Campaign, name: str, damage: Damage, *, loads: bool = False) -> Tally:
     tally, daemon, folder = (
         Tally(f"weights {name} while the model is loaded"),
         campaign.daemon,
@@ -95,6 +91,10 @@ def _kept(folder: Path) -> Iterator[None]:
     finally:
         shutil.rmtree(folder)
         copy.rename(folder)
+
+
+def _delete(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
 
 
 def _cut(folder: Path) -> None:

@@ -93,6 +93,16 @@ def test_it_runs_comes_back_after_a_crash_and_at_the_next_login_and_stays_away_w
     assert "omlxd is ready" in service.omlxd("service", "start"), "one that runs is left alone"
     assert service.pid == second
 
+    assert "with the options of its service" in service.omlxd("restart", "--max-memory", "1G", status=2)
+    assert "omlxd is ready" in service.omlxd("restart")
+    manager.until("omlxd", ActiveState="active", NRestarts="0")
+    third = service.pid
+    assert third not in (first, second), "it is the service's daemon still"
+    manager.systemctl("reload", "omlxd")
+    while '"manifest_reloaded"' not in (service.home / "logs" / "omlxd.jsonl").read_text():
+        pass
+    assert service.pid == third
+
     service.omlxd("stop")
     manager.until("omlxd", ActiveState="inactive", Result="success")
     with user_manager(user, user / "systemd.log") as next_login:

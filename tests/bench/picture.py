@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
 import tempfile
 import threading
@@ -41,6 +42,7 @@ FOLDER: Final = Path(__file__).resolve().parents[2] / "man"
 def main() -> int:
     """Draw `status-light.svg` and `status-dark.svg` into the folder, `man` by default."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the daemon and its models go, too
     os.environ["LC_ALL"] = "C.UTF-8"  # the picture has its ornaments wherever it is drawn
     with tempfile.TemporaryDirectory(prefix="omlxd-picture-") as root:
         scratch = Scratch(Path(root))

@@ -74,7 +74,10 @@ def restart(
     restore: RestoreName = None,
     now: Now = False,
 ) -> None:
-    """Stop the daemon if it runs, and start it again: with its options, pins and limits, and what it had loaded."""
+    """Stop the daemon if it runs, and start it again as it was.
+
+    It comes back with its options, pins and limits, and what it had loaded.
+    """
     from omlxd.cli.supervised import (
         service_that_runs,
     )  # it asks launchd or systemd, whom no other command of here needs

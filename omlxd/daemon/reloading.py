@@ -146,7 +146,8 @@ class Reloader:
                 return await self._reload()
             except OmlxError as error:
                 if isinstance(error, ManifestInvalid | DoesNotFit):
-                    error.hint = "correct the file, then `omlxd reload`; until then what was in force goes on"
+                    first = "correct the file" if self._path.exists() else "put it back"
+                    error.hint = f"{first}, then `omlxd reload`; until then what was in force goes on"
                 fields = {"manifest": str(self._path), "error": error.to_json()}
                 self._daemon.bus.emit(Event(EventName.MANIFEST_REJECTED, EventLevel.ERROR, fields=fields))
                 raise

@@ -211,6 +211,14 @@ async def test_a_manifest_that_is_wrong_changes_nothing_and_is_told(
         assert len(changing.told("manifest_rejected")) == 1
 
 
+async def test_a_manifest_that_has_gone_is_to_be_put_back(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        daemon.home.manifest.unlink()
+        answer = await Changing(daemon, tmp_path).ask()
+        assert answer.json["error"]["code"] == "manifest_invalid"
+        assert answer.json["error"]["hint"].startswith("put it back, then `omlxd reload`")
+
+
 async def test_a_model_whose_folder_is_away_is_a_warning_and_the_loaded_weights_stay(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon:
         await daemon.control("POST", "models/chat/load")

@@ -126,7 +126,7 @@ def rm(
     output.data(f"removed `{name}` from {path}; these lines are gone:")
     for line in gone[0].strip().splitlines():
         output.data(f"  | {line}")
-    take_up(client_of(context), path)
+    take_up(client_of(context), path, force=True)  # the last one may have been meant
     for folder in doomed:
         output.data(f"deleted {folder} ({format_bytes(delete_files(folder))})")
 

@@ -76,7 +76,10 @@ def restart(
     now: Now = False,
     force: Lossy = False,
 ) -> None:
-    """Stop the daemon if it runs, and start it again: with its options, pins and limits, and what it had loaded."""
+    """Stop the daemon if it runs, and start it again as it was.
+
+    It comes back with its options, pins and limits, and what it had loaded.
+    """
     from omlxd.cli.supervised import (
         service_that_runs,
     )  # it asks launchd or systemd, whom no other command of here needs
@@ -218,9 +221,10 @@ def _wait_for_drain(home: Home, client: Client) -> None:
     with output.Progress() as progress:
         while is_held(home.lock):
             if time.monotonic() >= next_look_s:
-                waiting = f"stopping: {_requests_left(client)} still running"
+                left = _requests_left(client)
+                waiting = f"stopping: {left} still running" if left else "stopping: what was loaded is let go"
                 progress.show(waiting)
-                if not said:
+                if left and not said:
                     progress.clear()
                     output.note(f"{waiting}; `omlxd stop --now` ends them")
                     said = True
@@ -229,8 +233,11 @@ def _wait_for_drain(home: Home, client: Client) -> None:
 
 
 def _requests_left(client: Client) -> str:
+    """`2 requests are`; empty when none is, and only the end of the process is waited for."""
     try:
         count = len(client.get("/v1/control/requests", timeout_s=1.0)["requests"])
     except (OmlxError, KeyError):
         return "the last work is"
+    if not count:
+        return ""
     return "1 request is" if count == 1 else f"{count} requests are"

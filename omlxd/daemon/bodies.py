@@ -57,6 +57,7 @@ class ReloadBody(Body):
     """POST reload."""
 
     wait: bool = True
+    force: bool = False
 
 
 class StopBody(Body):

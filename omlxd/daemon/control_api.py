@@ -142,7 +142,7 @@ class _ControlApi:
         body, daemon = await read_body(request, ReloadBody), self._daemon
         if (reloader := daemon.reloader) is None:
             raise Busy("the daemon is starting", details={"retry_after_s": 1.0})
-        done = {"manifest": daemon.manifest.path, **(await reloader.reload()).to_json()}
+        done = {"manifest": daemon.manifest.path, **(await reloader.reload(force=body.force)).to_json()}
         if body.wait and NDJSON in request.headers.get("accept", ""):
             return Stream(self._reloading(reloader, done), NDJSON)
         if body.wait:

@@ -41,6 +41,7 @@ PolicyName = Annotated[Policy | None, typer.Option("--policy", help="How memory 
 RestoreName = Annotated[
     Restore | None, typer.Option("--restore", help="What is loaded again beside the manifest's pins and preloads.")
 ]
+Lossy = Annotated[bool, typer.Option("--force", help="Even when what was set at run time could not be saved.")]
 Now = Annotated[bool, typer.Option("--now", help="End running requests instead of waiting for them.")]
 
 
@@ -73,6 +74,7 @@ def restart(
     policy: PolicyName = None,
     restore: RestoreName = None,
     now: Now = False,
+    force: Lossy = False,
 ) -> None:
     """Stop the daemon if it runs, and start it again as it was.
 
@@ -91,7 +93,7 @@ def restart(
         service = service_that_runs(home, status.get("pid"))
         if service is not None:
             _require_no_options(service, options)
-        stopped = _stop(home, client, now=now, restart=True)
+        stopped = _stop(home, client, now=now, restart={"restart": True, "force": True} if force else {"restart": True})
         options = options.over(stopped.options)
         output.note(f"omlxd stopped (pid {stopped.pid})")
     except DaemonNotRunning:
@@ -171,7 +173,7 @@ class Stopped:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _stop(home: Home, client: Client, *, now: bool, restart: bool = False) -> Stopped:
+def _stop(home: Home, client: Client, *, now: bool, restart: Mapping[str, bool] | None = None) -> Stopped:
     options: Mapping[str, Any] = {}
     try:
         answer = _ask_to_stop(client, now=now, restart=restart)
@@ -191,11 +193,11 @@ def _stop(home: Home, client: Client, *, now: bool, restart: bool = False) -> St
     return Stopped(pid, options)
 
 
-def _ask_to_stop(client: Client, *, now: bool, restart: bool) -> dict[str, Any]:
+def _ask_to_stop(client: Client, *, now: bool, restart: Mapping[str, bool] | None) -> dict[str, Any]:
     body = {"now": now}
     if restart:
         try:
-            return client.call("POST", STOP, {**body, "restart": True})
+            return client.call("POST", STOP, {**body, **restart})
         except InvalidRequest:
             pass  # a daemon from before an upgrade, which does not know the word
     return client.call("POST", STOP, body)

@@ -65,6 +65,7 @@ class StopBody(Body):
 
     now: bool = False
     restart: bool = False
+    force: bool = False
 
 
 class NoBody(Body):

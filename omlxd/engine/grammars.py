@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 KEPT_GRAMMARS = 16
 TREE_BYTES_PER_TOKEN = 640
 """Measured: 31 MB for 49,152 tokens."""
-GUIDANCE = {"whitespace_pattern": r"[ \t]?|\n[ \t]{0,40}"}
-"""One blank, or a line break with its indentation: a model that likes blanks could go on with them for ever."""
+GUIDANCE = {"whitespace_pattern": r"[ \t]?|\n( {0,32}|\t{0,8})"}
+"""Between any two tokens of JSON: one blank, or a line break with its indentation, which is of blanks or of tabs.
+
+A model that likes blanks could go on with them for ever, and one that mixes both is lost in them.
+"""
 
 
 def check_schema(schema: str, *, lenient: bool = False) -> str | None:

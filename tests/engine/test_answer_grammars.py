@@ -320,6 +320,24 @@ def test_a_schema_is_judged_without_a_model(schema: Any, problem: str | None) ->
     assert (check_schema(json.dumps(schema), lenient=True) is None) == (problem is None or unsupported)
 
 
+@pytest.mark.parametrize(
+    ("blank", "is_allowed"),
+    [
+        *((blank, True) for blank in (" ", "\t", "\n", "\n    ", "\n\t\t")),
+        *((blank, False) for blank in ("  ", "\n\n", " \n", "\n\t ", "\n \t", "\n" + 33 * " ", "\n" + 9 * "\t")),
+    ],
+)
+def test_between_any_two_tokens_of_json_is_one_blank_or_a_line_break_with_its_indentation(
+    make: Callable[..., ChatCodec], blank: str, is_allowed: bool
+) -> None:
+    codec = make()
+    tokens = ("{", '"a"', ":", "[", "1", ",", "2", "]", ",", '"b"', ":", "true", "}")
+    for at in range(1, len(tokens)):
+        text = "".join(tokens[:at]) + blank + tokens[at]
+        walk = guide(codec, AnswerForm('{"type":"object"}'))
+        assert (takes(codec, walk, text) == text) is is_allowed
+
+
 def test_a_schema_nested_without_end_is_refused_and_breaks_nothing() -> None:
     assert check_schema('{"items":' * 3000 + "{}" + "}" * 3000)
 

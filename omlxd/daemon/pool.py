@@ -114,6 +114,7 @@ class EnginePool:
         self.lock = asyncio.Lock()
         self.roster = Roster(models, clock)
         self.limits = Limits()
+        self.draining = False
         self.decisions = DecisionLog(self.emit)
         self.ledger = Ledger(max_batch)
         self.dispatch = Dispatch(self)
@@ -225,6 +226,7 @@ class EnginePool:
             return UnloadResult(entry, EntryState.UNLOADED, 0)
         timeout_s = 0.0 if now else self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         entry.draining = frozenset(entry.requests)
+        self.notify()  # who is parked and can never go on ends now
         try:
             before_bytes = self.engine.read().active_bytes
             await self._serving.drain(entry.requests.values(), timeout_s, "it was unloaded")
@@ -423,7 +425,9 @@ class EnginePool:
         self._admitting = False
 
     async def drain(self, timeout_s: float) -> None:
-        """Serve what is there for at most `timeout_s`, then abort the rest."""
+        """Serve what is there for at most `timeout_s`, then abort the rest; what can never go on ends at once."""
+        self.draining = True
+        self.notify()
         await self._serving.drain(self.generations, timeout_s, "omlxd is shutting down")
 
     async def close(self, timeout_s: float = 10.0) -> bool:

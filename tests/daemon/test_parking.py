@@ -595,3 +595,28 @@ async def test_a_limit_that_stays_too_low_ends_it_with_its_text_at_the_park_dead
         assert 20 < generation.generated_tokens < 200
         assert generation.finish_reason is FinishReason.LENGTH
         assert pool.clock() - parked_at_s == pytest.approx(300, abs=2)
+
+
+@pytest.mark.parametrize("parked_s", [0.0, 5.0], ids=["parked just now", "parked for a while"])
+def test_a_drain_does_not_wait_for_what_the_lowered_limit_never_lets_go_on(parked_s: float) -> None:
+    run(_a_drain_under_a_low_limit(parked_s))
+
+
+async def _a_drain_under_a_low_limit(parked_s: float) -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        enforcer = scene.enforcer(500, hard_mib=520, policy=Policy.GRACEFUL)
+        enforcer.start()
+        generation = start(pool, "a", 3000, max_tokens=200)
+        await until(lambda: generation.generated_tokens > 20)
+        enforcer.max_bytes = 50 * MIB  # less than its model
+        await until(lambda: generation.state is RequestState.PARKED)
+        await asyncio.sleep(parked_s)
+        pool.stop_admitting()
+        began_s = pool.clock()
+        await pool.drain(30.0)
+        assert pool.clock() - began_s < 5.0
+        assert await generation.text() == words(generation.generated_tokens)
+        assert generation.finish_reason is FinishReason.LENGTH
+        (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert "going on takes its text so far" in event.fields["reason"]

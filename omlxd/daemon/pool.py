@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from omlxd.core.costs import KvCosts
-from omlxd.core.errors import OmlxError
+from omlxd.core.errors import DoesNotFit, OmlxError
 from omlxd.core.events import Emit, Event, EventName
 from omlxd.core.learned_costs import LearnedCosts
 from omlxd.core.ledger import Ledger
@@ -357,7 +357,11 @@ class EnginePool:
         return Snapshot(now_s, reading, entries)
 
     def set_limits(self, limits: Limits, engine_limits: EngineLimits) -> None:
-        """Put limits in force, for loads and in the engine (R5)."""
+        """Put limits in force, for loads and in the engine (R5); what did not fit under others may fit now."""
+        if limits != self.limits:
+            for entry in self.roster.entries.values():
+                if entry.state is EntryState.UNLOADED and isinstance(entry.error, DoesNotFit):
+                    entry.error = None
         self.limits = limits
         self.dispatch.limits_changed()
         self.link.wanted.limits = engine_limits

@@ -446,6 +446,21 @@ async def test_speed_does_not_count_the_pause() -> None:
         assert scene.states == {"a": EntryState.LOADED.value}
 
 
+@pytest.mark.parametrize(("tokens", "step_s", "told"), [(3, 0.1, False), (20, 0.001, False), (20, 0.1, True)])
+def test_the_speed_of_a_short_answer_is_not_told(tokens: int, step_s: float, told: bool) -> None:
+    run(_a_speed(tokens, step_s, told))
+
+
+async def _a_speed(tokens: int, step_s: float, told: bool) -> None:
+    scene = scene_of({"a": 100}, step_s=step_s)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 10, max_tokens=tokens)
+        await generation.text()
+        assert generation.generated_tokens == tokens
+        assert (generation.tokens_per_s is not None) is told
+
+
 @on_virtual_time
 async def test_for_the_oldests_next_block_the_newest_is_parked_and_both_answers_are_whole() -> None:
     scene = scene_of({"a": 100})

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omlxd.core.errors import Busy, InvalidRequest, NotPermitted, OmlxError
+from omlxd.core.errors import Busy, InvalidRequest, NotPermitted, OmlxError, UnknownModel
 from omlxd.core.wording import shown
 
 CONTROL_PREFIX = "/v1/control"
@@ -102,7 +102,7 @@ def _openai_error(error: OmlxError) -> dict[str, Any]:
     body = {
         "message": error.message,
         "type": kind,
-        "param": error.details.get("param"),
+        "param": "model" if isinstance(error, UnknownModel) else error.details.get("param"),
         "code": error.code,
         "hint": error.hint,
     }

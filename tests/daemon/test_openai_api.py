@@ -246,6 +246,7 @@ async def test_what_is_known_before_the_first_byte_is_a_real_http_status(
             await api.chat.completions.create(model=model, messages=HELLO, stream=stream)
         assert refused.value.status_code == status
         assert refused.value.code == code
+        assert refused.value.param == ("model" if code == "model_not_found" else None)
 
 
 @pytest.mark.parametrize("stream", [False, True])

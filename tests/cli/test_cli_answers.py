@@ -211,4 +211,4 @@ def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake
 
 def test_status_says_what_a_starting_daemon_does(omlxd: Omlxd, fake: FakeDaemon) -> None:
     fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"state": "starting"})
-    assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading pinned models) · pid ")
+    assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading models) · pid ")

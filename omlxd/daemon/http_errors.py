@@ -81,7 +81,7 @@ def error_content(error: OmlxError, path: str) -> dict[str, Any]:
     """The error in the shape that clients of this path expect."""
     if is_anthropic_path(path):
         kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
-        content = {"type": kind, "message": error.message, "code": error.code, "hint": error.hint}
+        content = {"type": kind, "message": error.message, "code": error.code, "hint": _hint(error)}
         return {"type": "error", "error": content | ({"details": error.details} if error.details else {})}
     return {"error": _openai_error(error) if is_openai_path(path) else error.to_json()}
 
@@ -104,9 +104,17 @@ def _openai_error(error: OmlxError) -> dict[str, Any]:
         "type": kind,
         "param": "model" if isinstance(error, UnknownModel) else error.details.get("param"),
         "code": error.code,
-        "hint": error.hint,
+        "hint": _hint(error),
     }
     return body | ({"details": error.details} if error.details else {})
+
+
+def _hint(error: OmlxError) -> str:
+    """What helps a program's author, where the error itself speaks to who types commands."""
+    return _API_MANUAL if error.hint == InvalidRequest.remedy else error.hint
+
+
+_API_MANUAL = "omlxd-api(7) and `/openapi.json` say what can be sent"
 
 
 def is_anthropic_path(path: str) -> bool:

@@ -141,6 +141,8 @@ async def test_a_field_that_is_not_understood_is_named_and_costs_nothing(tmp_pat
         error = answer.json["error"]
         assert (answer.status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_request")
         assert (error["param"], "`max_token`" in error["message"]) == ("max_token", True)
+        answer = await daemon.ask("POST", PATH, {"model": "chat", "messages": []})
+        assert answer.json["error"]["hint"] == "omlxd-api(7) and `/openapi.json` say what can be sent"
         assert daemon.engine.loaded == set()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,7 +10,9 @@ from omlxd.cli import output
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json
 from omlxd.core.errors import InvalidRequest
-from omlxd.core.units import format_bytes, parse_size
+from omlxd.core.units import format_bytes, parse_limit
+
+_ANY_RAM_BYTES: Final = 2**40  # a percentage is for the daemon to work out
 
 
 def limit(
@@ -49,9 +51,9 @@ def limit(
 
 
 def check_size(size: str) -> None:
-    """Raises InvalidRequest when this is no memory limit; a percentage is for the daemon to work out."""
+    """Raises InvalidRequest when this is no memory limit; what a percentage comes to only the daemon knows."""
     if size.strip().lower() != "auto":
-        parse_size(size, ram_bytes=1)
+        parse_limit(size, ram_bytes=_ANY_RAM_BYTES)
 
 
 def limits_line(memory: dict[str, Any]) -> str:

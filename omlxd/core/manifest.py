@@ -15,7 +15,7 @@ from typing import Final
 from omlxd.core.errors import InvalidRequest, UnknownModel
 from omlxd.core.limits import GIB, Machine, MemoryLimits, auto_limit, resolve_limits
 from omlxd.core.memory import Policy
-from omlxd.core.units import parse_size
+from omlxd.core.units import parse_limit, parse_size
 from omlxd.core.wording import nearest, shown
 
 AUTO: Final = "auto"
@@ -92,7 +92,7 @@ class DaemonSettings:
 
     def memory_limits(self, machine: Machine) -> MemoryLimits:
         """The limits in force on this machine; raises InvalidRequest when `hard_limit` contradicts the rest."""
-        hard_bytes = None if self.hard_limit is None else parse_size(self.hard_limit, ram_bytes=machine.ram_bytes)
+        hard_bytes = None if self.hard_limit is None else parse_limit(self.hard_limit, ram_bytes=machine.ram_bytes)
         return resolve_limits(max_memory_bytes(self.max_memory, machine), hard_bytes, machine)
 
 
@@ -186,7 +186,7 @@ def max_memory_bytes(max_memory: str | int, machine: Machine) -> int:
     """The soft limit in bytes that a written `max_memory` asks for on this machine; raises InvalidRequest."""
     if isinstance(max_memory, str) and max_memory.strip().lower() == AUTO:
         return auto_limit(machine)
-    return parse_size(max_memory, ram_bytes=machine.ram_bytes)
+    return parse_limit(max_memory, ram_bytes=machine.ram_bytes)
 
 
 def prefix_cache_bytes(prefix_cache: str | int, machine: Machine) -> int | None:

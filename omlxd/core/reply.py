@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ANSWER = "normal"
 REASONING = "reasoning"
@@ -33,12 +33,16 @@ class ReplyFormat:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Text in one state; a tool call is one whole part, with the marker before it and the one behind (if it came)."""
+    """Text in one state; a tool call is one whole part, with the marker before it and the one behind (if it came).
+
+    `is_open` says of the last part that the reply ended inside a tool call, or inside what may be the marker of one.
+    """
 
     state: str
     text: str
     before: str = ""
     after: str = ""
+    is_open: bool = False
 
 
 class ReplySplitter:
@@ -70,9 +74,11 @@ class ReplySplitter:
 
     def finish(self) -> list[Part]:
         """The rest: what was held back, and a tool call whose end never came."""
-        parts = self._said(self._held)
-        self._held = ""
-        return parts + self._leave("", ANSWER)
+        begun, self._held = self._held, ""
+        edges = self._transitions.get(self._state, ())
+        is_marker = any(to == TOOL_CALL and marker.startswith(begun) for marker, to in edges)
+        parts = [replace(part, is_open=is_marker) for part in self._said(begun)]
+        return parts + [replace(part, is_open=True) for part in self._leave("", ANSWER)]
 
     def _said(self, text: str) -> list[Part]:
         if self._state == TOOL_CALL:

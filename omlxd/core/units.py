@@ -13,6 +13,7 @@ from omlxd.core.errors import InvalidRequest
 from omlxd.core.wording import shown
 
 MAX_SIZE_BYTES: Final = 2**60
+LEAST_BARE_LIMIT_BYTES: Final = 2**20
 MAX_DURATION_S: Final = 10 * 365 * 86_400.0
 
 SIZE_HINT: Final = "write `8G`, `8GB`, `75%` or bytes"
@@ -44,7 +45,8 @@ def parse_size(text_or_int: str | int, *, ram_bytes: int | None = None) -> int:
         ram_bytes: the machine's memory, which `%` is a part of; without it a percentage is refused.
 
     Raises:
-        InvalidRequest: it is not a size, or is negative, above 100 % or above 2**60 bytes.
+        InvalidRequest: it is not a size, or is negative, above 100 % or above 2**60 bytes; it has a fraction and no
+            unit, or is less than a byte and not 0.
     """
     written = _shown(text_or_int)
     if isinstance(text_or_int, int) and not isinstance(text_or_int, bool):
@@ -53,10 +55,29 @@ def parse_size(text_or_int: str | int, *, ram_bytes: int | None = None) -> int:
     if match is None or len(match["number"]) > _LONGEST_TEXT:
         raise _not_a("size", written, SIZE_HINT)
     (numerator, denominator), unit = _ratio(match["number"]), (match["unit"] or "b").lower()
+    if "." in match["number"] and numerator and not match["unit"]:
+        raise InvalidRequest(f"`{written}` has no unit", hint=f"write `{written}G`, or a whole number of bytes")
     if unit == "%":
-        return _percentage(numerator, denominator, written, ram_bytes)
-    base = 1000 if unit.endswith("b") and len(unit) == 2 else 1024
-    return _checked_size(numerator * base ** "bkmgt".index(unit[0]) // denominator, written)
+        size_bytes = _percentage(numerator, denominator, written, ram_bytes)
+    else:
+        base = 1000 if unit.endswith("b") and len(unit) == 2 else 1024
+        size_bytes = _checked_size(numerator * base ** "bkmgt".index(unit[0]) // denominator, written)
+    if numerator and not size_bytes:  # 0 has a meaning of its own, often `no limit`
+        raise InvalidRequest(f"`{written}` is less than a byte", hint=SIZE_HINT)
+    return size_bytes
+
+
+def parse_limit(text_or_int: str | int, *, ram_bytes: int | None = None) -> int:
+    """As `parse_size`, of a memory limit: a bare number below 1 MiB that is not 0 lacks its unit.
+
+    Raises:
+        InvalidRequest: it is not a size, or such a number.
+    """
+    size_bytes, written = parse_size(text_or_int, ram_bytes=ram_bytes), _shown(text_or_int)
+    if 0 < size_bytes < LEAST_BARE_LIMIT_BYTES and written.isdecimal():
+        hint = f"did you mean `{size_bytes}{'G' if size_bytes < 1024 else 'M'}`?"
+        raise InvalidRequest(f"`{written}` is {format_bytes(size_bytes)}, too little for a memory limit", hint=hint)
+    return size_bytes
 
 
 def parse_duration(text_or_number: str | float) -> float:

@@ -50,7 +50,8 @@ class _AnthropicApi:
         generation = self._daemon.pool.generate(
             body.model, messages=body.for_template, tools=body.offered_tools, thinking=body.thinks, **options
         )
-        reply = Reply(generation, tools=body.offered_tools, one_call=body.form.one_call)
+        form = body.form
+        reply = Reply(generation, tools=body.offered_tools, one_call=form.one_call, must_call=form.must_call)
         return await (self._stream(request, reply) if body.stream else self._whole(request, reply))
 
     async def count_tokens(self, request: Request) -> Response:

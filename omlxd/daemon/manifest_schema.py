@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.manifest import AUTO, NAME_RULE, is_model_name, parse_listen
 from omlxd.core.memory import Policy
-from omlxd.core.units import MAX_DURATION_S, format_bytes, format_duration, parse_duration, parse_size
+from omlxd.core.units import MAX_DURATION_S, format_bytes, format_duration, parse_duration, parse_limit, parse_size
 from omlxd.core.wording import Location, dotted, nearest, shown
 from omlxd.daemon.api_key import KEY_RULE, is_api_key
 
@@ -45,6 +45,15 @@ def _checked(parse: Callable[[Any], Any]) -> PlainValidator:
 def _written_size(value: Any) -> Any:
     parse_size(value, ram_bytes=_ANY_RAM_BYTES)
     return value
+
+
+def _written_limit(value: Any) -> Any:
+    parse_limit(value, ram_bytes=_ANY_RAM_BYTES)
+    return value
+
+
+def _limit_or_auto(value: Any) -> Any:
+    return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else _written_limit(value)
 
 
 def _size_or_auto(value: Any) -> Any:
@@ -141,8 +150,8 @@ class _Table(BaseModel):
 class DaemonTable(_Table):
     """`[daemon]`"""
 
-    max_memory: Annotated[str | int, _checked(_size_or_auto)] = AUTO
-    hard_limit: Annotated[str | int, _checked(_written_size)] | None = None
+    max_memory: Annotated[str | int, _checked(_limit_or_auto)] = AUTO
+    hard_limit: Annotated[str | int, _checked(_written_limit)] | None = None
     min_available: Annotated[str | int, _checked(_written_size)] | None = None
     poll_interval: Annotated[float, _seconds_between(0.01, 3600)] = _written_default("1s")
     policy: Annotated[Policy, PlainValidator(_policy)] = _written_default("graceful")

@@ -65,8 +65,8 @@ class _OpenAiApi:
         messages = [message.for_template() for message in body.messages]
         prompt = {"messages": messages, "tools": body.offered_tools, "thinking": body.thinking}
         generations = await self._start(body, [prompt], body.length)
-        one_call = body.form.one_call
-        replies = [Reply(generation, tools=body.offered_tools, one_call=one_call) for generation in generations]
+        told: Any = {"tools": body.offered_tools, "one_call": body.form.one_call, "must_call": body.form.must_call}
+        replies = [Reply(generation, **told) for generation in generations]
         return await self._answer(request, body, Answer(ChatShape(), replies, body.includes_usage))
 
     async def completions(self, request: Request) -> Response:

@@ -45,6 +45,7 @@ class Reply:
         generation: whose chunks are added.
         tools: the functions on offer; without any, nothing is a tool call.
         one_call: nothing counts that comes behind the first call of a tool.
+        must_call: it is nothing but calls.
         is_chat: text that continues a prompt is never told apart.
 
     Attributes:
@@ -53,15 +54,22 @@ class Reply:
     """
 
     def __init__(
-        self, generation: Generation, *, tools: Tools = (), one_call: bool = False, is_chat: bool = True
+        self,
+        generation: Generation,
+        *,
+        tools: Tools = (),
+        one_call: bool = False,
+        must_call: bool = False,
+        is_chat: bool = True,
     ) -> None:
         self.generation = generation
         self.calls = 0
-        self._tools, self._one_call = tools, one_call
+        self._tools, self._one_call, self._must_call = tools, one_call, must_call
         self.is_plain = not is_chat
         self._codec: TextCodec | None = None
         self._splitter: ReplySplitter | None = None
         self._blank = ""
+        self._calls_end = False
 
     @property
     def finish_reason(self) -> str:
@@ -86,12 +94,13 @@ class Reply:
         if self._splitter is None:
             return []
         pieces = await self._pieces(self._splitter.finish())
-        return pieces if self.calls or not self._blank else [*pieces, Chunk(self._blank, 0)]
+        return pieces if self.calls or self._must_call or not self._blank else [*pieces, Chunk(self._blank, 0)]
 
     def _begin(self, codec: TextCodec) -> None:
         self._codec = codec
         reply_format = codec.reply_format(self.generation.prompt, with_tools=bool(self._tools))
         self.is_plain = reply_format.is_plain
+        self._calls_end = bool(reply_format.transitions.get(TOOL_CALL))
         self._splitter = None if self.is_plain else ReplySplitter(reply_format)
 
     async def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
@@ -99,13 +108,22 @@ class Reply:
         for part in parts:
             if self._one_call and self.calls:
                 break
-            if part.state == REASONING:
+            if part.is_open and self._is_half_call(part):
+                self._blank = ""  # only stood before the call
+            elif part.state == REASONING:
                 pieces.append(Reasoning(part.text))
             elif part.state == ANSWER:
                 pieces += self._said(part.text)
             elif part.state == TOOL_CALL:
                 pieces += await self._called(part)
         return pieces
+
+    def _is_half_call(self, part: Part) -> bool:
+        """Whether this is what the length has left of a call, or of its marker: no use to a client, and no content."""
+        is_cut = self.generation.finish_reason is FinishReason.LENGTH
+        if part.state == TOOL_CALL:
+            return is_cut and self._calls_end
+        return self._must_call or (is_cut and len(part.text) > 1)  # one character may be anything
 
     def _said(self, text: str) -> list[Piece]:
         if not self._tools:
@@ -119,7 +137,14 @@ class Reply:
     async def _called(self, part: Part) -> list[Piece]:
         assert self._codec is not None
         found = await asyncio.to_thread(self._codec.parse_tool_calls, part.text, self._tools)
-        if not found:  # not a call after all, or cut off in its middle: the client shall see what the model wrote
+        if (
+            not found
+            and part.is_open
+            and (self.generation.stop or self.generation.finish_reason is FinishReason.LENGTH)
+        ):
+            self._blank = ""
+            return []  # cut off in its middle
+        if not found:  # not a call after all: the client shall see what the model wrote
             return self._said(part.before + part.text + part.after)
         calls: list[Piece] = []
         for call in found[:1] if self._one_call else found:

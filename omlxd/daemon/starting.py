@@ -12,7 +12,7 @@ from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine
 from omlxd.core.manifest import Manifest, max_memory_bytes, min_available_bytes, prefix_cache_bytes
-from omlxd.core.units import format_bytes, parse_size
+from omlxd.core.units import format_bytes, parse_limit
 from omlxd.core.wording import dotted
 from omlxd.daemon.app import Daemon, StopOrder
 from omlxd.daemon.bus import EventBus
@@ -124,7 +124,7 @@ def enforcer_settings(
             max_memory_bytes(max_memory, machine),
             settings.poll_interval_s,
             settings.prefill_memory_guard,
-            None if hard is None else parse_size(hard, ram_bytes=machine.ram_bytes),
+            None if hard is None else parse_limit(hard, ram_bytes=machine.ram_bytes),
             min_available_bytes(settings.min_available, machine, sys.platform),
             settings.policy,
         )

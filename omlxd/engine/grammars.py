@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from omlxd.core.errors import EngineFailed
+from omlxd.core.errors import InvalidRequest
 from omlxd.core.wording import shown
 
 if TYPE_CHECKING:
@@ -114,6 +114,13 @@ class Constraint:
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
+    def try_first(self) -> None:
+        """Raise ValueError when no answer can even begin: that a schema is nothing but itself is found out only so."""
+        guide = self.begin(())
+        guide.allowed(self._vocab_size)
+        if guide.problem is not None:
+            raise ValueError("no answer can follow it; it may refer to nothing but itself")
+
     def begin(self, generated: Sequence[int]) -> Guide:
         """The guide of an answer that has begun with these tokens (microseconds, and 7 more for each of them)."""
         return Guide(self._matcher.deep_copy(), self._vocab_size, generated)
@@ -161,7 +168,9 @@ class Grammars:
             matcher = LLMatcher(tree, LLMatcher.grammar_from_lark(lark), log_level=0, limits=_limits())
             if matcher.is_error():
                 raise ValueError("no grammar for this model can be made of it; it may be too large")
-            made = self._kept[lark] = Constraint(matcher, tree.vocab_size)
+            made = Constraint(matcher, tree.vocab_size)
+            made.try_first()
+            self._kept[lark] = made
             while len(self._kept) > KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
             return made
@@ -195,9 +204,9 @@ def _highest(vocab: Mapping[str, int] | Sequence[Any]) -> int:
     return max(vocab.values(), default=0) if isinstance(vocab, Mapping) else len(vocab) - 1
 
 
-def guide_failed(model: str, problem: str) -> EngineFailed:
-    """The answer cannot go on as its form wants."""
-    return EngineFailed(
+def guide_failed(model: str, problem: str) -> InvalidRequest:
+    """The answer cannot go on as its form wants; asked for again it could not either, so it is the request's fault."""
+    return InvalidRequest(
         f"the answer of `{model}` could not be held to the form that was asked for: {problem}",
         hint="ask for a simpler schema",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from omlxd.engine.codec import ToolCallText
 from omlxd.engine.grammars import Constraint, Grammars
 
 _JUST_BEFORE = 8  # tokens from the end of a prompt: the marker and a few breaks
+_TOOLS = re.compile(r"\{[%{](?:(?![%}]\}).)*\btools\b", re.DOTALL)
+"""A template's code that speaks of tools; a remark or a text of it may too."""
 SHORTEST_QUOTE = 8  # characters; a shorter message may stand in any error by chance
 
 
@@ -59,11 +62,7 @@ class ChatCodec:
     ) -> list[int]:
         """Prompt tokens of a conversation, by the model's own template, or plain `role: text` lines without one."""
         if tools and not self._tokenizer.has_tool_calling:
-            raise InvalidRequest(
-                "`tools`: this model's chat template knows no tools",
-                hint="leave `tools` out, or ask a model that was made for them",
-                details={"param": "tools"},
-            )
+            raise self._no_tools()
         if not self._tokenizer.has_chat_template:
             lines = [f"{message['role']}: {message['content']}" for message in messages]
             return self.encode_text("\n".join([*lines, "assistant:"]))
@@ -85,6 +84,13 @@ class ChatCodec:
             refused.logged = "the model's chat template refuses these messages"  # its own words may quote them
             raise refused from None
         return [int(token) for token in ids]
+
+    def _no_tools(self) -> InvalidRequest:
+        why, hint = "this model's chat template knows no tools", "ask a model that was made for them"
+        if _TOOLS.search(str(self._tokenizer.chat_template or "")):
+            why = "the way in which this model writes its tool calls is not known, so none could be told from text"
+            hint = "ask a model of another family"
+        return InvalidRequest(f"`tools`: {why}", hint=f"leave `tools` out, or {hint}", details={"param": "tools"})
 
     def encode_text(self, text: str) -> list[int]:
         """Prompt tokens of plain text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -22,7 +23,7 @@ def split(reply_format: ReplyFormat, *pieces: str) -> list[Part]:
     for part in parts:
         if joined and part.state == joined[-1].state != TOOL_CALL:
             part = Part(part.state, joined.pop().text + part.text)
-        joined.append(part)
+        joined.append(replace(part, is_open=False))
     return joined
 
 
@@ -65,6 +66,13 @@ def test_a_call_comes_whole_and_only_when_it_has_ended() -> None:
     splitter = ReplySplitter(FULL)
     assert [part for piece in ("<call>", '{"a', '": 1}', "</ca") for part in splitter.add(piece)] == []
     assert splitter.add("ll>!") == [Part(TOOL_CALL, '{"a": 1}', "<call>", "</call>"), Part(ANSWER, "!")]
+
+
+def test_the_end_of_a_reply_inside_a_call_or_its_marker_is_told_and_no_other() -> None:
+    for text, expected in (("ok <cal", [True]), ("<call>{", [True]), ("<thi", [False]), ("<call>{}</call>", [])):
+        splitter = ReplySplitter(FULL)
+        splitter.add(text)
+        assert [part.is_open for part in splitter.finish()] == expected
 
 
 def test_a_call_without_an_end_marker_goes_to_the_end() -> None:

@@ -17,6 +17,7 @@ from omlxd.core.units import (
     format_duration,
     format_left,
     parse_duration,
+    parse_limit,
     parse_size,
 )
 
@@ -80,6 +81,39 @@ def test_what_is_not_a_size_is_refused_with_the_way_to_write_it(written: str | i
         parse_size(written, ram_bytes=16 * GIB)
     assert "8G" in (refused.value.hint or "")
     assert not refused.value.message.endswith(".")
+
+
+@pytest.mark.parametrize("written", ["0.5", ".5", "1.5", "8.0"])
+def test_a_fraction_without_a_unit_is_refused_with_the_unit_it_lacks(written: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^`{written}` has no unit$") as refused:
+        parse_size(written)
+    assert f"`{written}G`" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("written", ["0.5B", "0.0001K", "0.0000000001%"])
+def test_less_than_a_byte_is_not_rounded_to_the_0_that_means_none(written: str) -> None:
+    with pytest.raises(InvalidRequest, match="is less than a byte"):
+        parse_size(written, ram_bytes=16 * GIB)
+
+
+@pytest.mark.parametrize("written", ["0", 0, "0.0", "0G", "0%"])
+def test_0_is_0_however_it_is_written(written: str | int) -> None:
+    assert parse_limit(written, ram_bytes=16 * GIB) == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [("8", "did you mean `8G`?"), (8, "did you mean `8G`?"), ("8192", "did you mean `8192M`?")],
+)
+def test_a_limit_of_a_bare_number_below_1_mib_lacks_its_unit(written: str | int, hint: str) -> None:
+    with pytest.raises(InvalidRequest, match="too little for a memory limit") as refused:
+        parse_limit(written)
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize("written", ["500K", "12B", "1048576"])
+def test_a_small_limit_that_has_its_unit_is_meant(written: str) -> None:
+    assert parse_limit(written) == parse_size(written)
 
 
 def test_the_message_quotes_what_was_written() -> None:

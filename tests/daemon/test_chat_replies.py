@@ -134,10 +134,42 @@ async def test_what_looked_like_a_call_and_is_none_stays_text(tmp_path: Path, st
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_is_cut_off_by_the_length_stays_text(tmp_path: Path, stream: bool) -> None:
-    async with running(tmp_path, MODELS, engine=saying(*cut(CALL))) as daemon:
-        content, reason = await said(daemon, {"tools": TOOLS, "stream": stream, "max_tokens": 5})
-        assert (content, reason) == (CALL[:25], "length")
+@pytest.mark.parametrize("most", [1, 2, 5, 13])
+async def test_of_a_call_that_is_cut_off_by_the_length_nothing_is_told(tmp_path: Path, stream: bool, most: int) -> None:
+    async with running(tmp_path, MODELS, engine=saying("Well.\n", *cut(CALL))) as daemon:
+        content, reason = await said(daemon, {"tools": TOOLS, "stream": stream, "max_tokens": 1 + most})
+        assert (content, reason) == ("Well.", "length")
+        claude: Any = {"model": "chat", "messages": HELLO, "stream": stream, "max_tokens": 1 + most}
+        claude["tools"] = [{"name": "weather", "input_schema": {"type": "object"}}]
+        answer = await daemon.ask("POST", "/v1/messages", claude)
+        assert answer.status == 200
+        assert b"Well." in answer.body
+        assert b"max_tokens" in answer.body
+        assert b"<too" not in answer.body
+        assert b"weather" not in answer.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "content"), [('"arguments', "Well."), ("Bern", "Well."), ("ll.", "We")])
+async def test_of_a_call_that_is_cut_off_by_a_stop_word_nothing_is_told(
+    tmp_path: Path, stream: bool, stop: str, content: str
+) -> None:
+    async with running(tmp_path, MODELS, engine=saying("Well.", *cut(CALL, 100))) as daemon:
+        assert await said(daemon, {"tools": TOOLS, "stream": stream, "stop": stop}) == (content, "stop")
+
+
+async def test_a_call_of_which_a_stop_word_is_only_the_end_is_told(tmp_path: Path) -> None:
+    async with running(tmp_path, MODELS, engine=saying(*cut(CALL, 100))) as daemon:
+        body = {"model": "chat", "messages": HELLO, "tools": TOOLS, "stop": "</tool_call>"}
+        (choice,) = (await daemon.ask("POST", PATH, body)).json["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["tool_calls"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bracket_at_which_the_length_ends_an_answer_is_content(tmp_path: Path, stream: bool) -> None:
+    async with running(tmp_path, MODELS, engine=saying("1 ", "<", "2")) as daemon:
+        assert await said(daemon, {"tools": TOOLS, "stream": stream, "max_tokens": 2}) == ("1 <", "length")
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}])

@@ -242,6 +242,8 @@ async def test_no_limit_is_a_limit_of_zero(tmp_path: Path) -> None:
     ("body", "status", "words"),
     [
         ({"max_memory": "lots"}, 400, "`lots` is not a size"),
+        ({"max_memory": "0.5"}, 400, "`0.5` has no unit"),
+        ({"max_memory": 8}, 400, "`8` is 8 B, too little"),
         ({"max_memory": "300M"}, 400, "hard_limit"),
         ({"max_memory": 1.5}, 400, "`max_memory`"),
         ({}, 400, "`max_memory`: is missing"),

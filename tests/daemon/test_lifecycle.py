@@ -385,7 +385,14 @@ def test_a_bad_manifest_is_told_with_all_its_problems_and_exit_status_78(
 
 
 @pytest.mark.parametrize(
-    ("options", "status"), [(["--max-memory", "lots"], 2), (["--hard-limit", "1M"], 2), (["--policy", "no"], 2)]
+    ("options", "status"),
+    [
+        (["--max-memory", "lots"], 2),
+        (["--max-memory", "0.5"], 2),
+        (["--hard-limit", "1M"], 2),
+        (["--hard-limit", "12"], 2),
+        (["--policy", "no"], 2),
+    ],
 )
 def test_a_bad_option_is_exit_status_2(home: Path, spawned: list[Process], options: list[str], status: int) -> None:
     spawned.append(process := spawn(home, *options))

@@ -119,6 +119,9 @@ def test_a_path_is_relative_to_the_manifest_and_knows_home(written: str, folder:
     ("text", "problem"),
     [
         ("[daemon]\nmax_memory = '8 gigs'", "daemon.max_memory: `8 gigs` is not a size; write `8G`, `8GB`"),
+        ("[daemon]\nmax_memory = '0.5'", "daemon.max_memory: `0.5` has no unit; write `0.5G`"),
+        ("[daemon]\nmax_memory = 8", "daemon.max_memory: `8` is 8 B, too little for a memory limit; did you mean"),
+        ("[daemon]\nhard_limit = 12", "daemon.hard_limit: `12` is 12 B, too little for a memory limit"),
         ("[daemon]\nmax_memory = -1", "daemon.max_memory: `-1` is out of range"),
         ("[daemon]\nmax_memory = 8.5", "daemon.max_memory: `8.5` is not a size"),
         ("[daemon]\nmax_memory = true", "daemon.max_memory: `True` is not a size"),

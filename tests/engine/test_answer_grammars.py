@@ -277,6 +277,7 @@ def test_a_model_reasons_before_its_json_where_its_prompt_lets_it(
             "one by one by their names",
         ),
         (TEMPLATE, AnswerForm('{"type":"objekt"}', param="response_format"), "no grammar"),
+        (TEMPLATE, AnswerForm('{"$ref":"#"}', param="response_format"), "nothing but itself"),
     ],
 )
 def test_a_form_that_the_model_cannot_be_held_to_is_refused_by_the_fields_name(

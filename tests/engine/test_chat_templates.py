@@ -78,6 +78,18 @@ def test_a_model_without_tools_refuses_them_by_name(make: Callable[..., ChatCode
     with pytest.raises(InvalidRequest) as refused:
         make(plain).encode_chat(HELLO, TOOLS)
     assert refused.value.details["param"] == "tools"
+    assert "knows no tools" in refused.value.message
+
+
+def test_tools_are_refused_with_the_reason_when_it_is_the_models_calls_that_are_not_known(
+    make: Callable[..., ChatCodec],
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        make("{%- if tools is defined %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}").encode_chat(
+            HELLO, TOOLS
+        )
+    assert refused.value.details["param"] == "tools"
+    assert "writes its tool calls is not known" in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.core.errors import EngineFailed
+from omlxd.core.errors import InvalidRequest
 from omlxd.core.states import FinishReason
 from omlxd.engine.events import Generated
 from omlxd.engine.orders import GenerationOrder, Sampling
@@ -162,7 +162,7 @@ def test_a_grammar_that_grows_too_large_on_the_way_fails_its_request_alone(engin
     ends = engine.run(bad, good)
     assert ends[good.request][1] is FinishReason.STOP
     failure = ends[bad.request][1]
-    assert isinstance(failure, EngineFailed)
+    assert isinstance(failure, InvalidRequest)
     assert "could not be held to the form" in failure.message
     after = renamed(good)
     assert engine.run(after)[after.request] == ends[good.request]

@@ -121,8 +121,9 @@ def limit_line(status: Mapping[str, Any], width: int) -> Text:
     memory, enforcer = status["memory"], status["enforcer"]
     soft, hard = memory["soft_limit"], memory["hard_limit"]
     limits = f"limit   {format_bytes(soft)} ({memory['binding']})" if soft else "limit   none"
-    if soft and hard:
-        limits += f" · hard {format_bytes(hard)}" + (f" ({memory['hard_binding']})" if width >= WIDE_COLUMNS else "")
+    if hard:
+        told = width >= WIDE_COLUMNS or not soft  # what binds alone says what it comes from
+        limits += f" · hard {format_bytes(hard)}" + (f" ({memory['hard_binding']})" if told else "")
     line = Text(plain(f"{limits} · "))
     line.append(enforcer["level"], style=LEVEL_STYLES.get(enforcer["level"], "yellow"))
     decisions = "1 decision" if enforcer["decisions"] == 1 else f"{enforcer['decisions']} decisions"

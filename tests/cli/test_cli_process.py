@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,24 @@ def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeD
     done = omlxd("stop", "--now")
     assert (done.returncode, done.stdout) == (0, "omlxd stopped (pid 4194305)\n")
     assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
+
+
+@pytest.mark.parametrize(("requests", "said"), [(0, ""), (1, "stopping: 1 request is still running; ")])
+def test_a_stop_that_takes_a_while_says_what_it_waits_for_and_nothing_when_that_is_nothing(
+    omlxd: Omlxd, home: Path, fake: FakeDaemon, requests: int, said: str
+) -> None:
+    lock = HomeLock(home / "omlxd.lock")
+    fake.routes["POST /v1/control/stop"] = as_json({"state": "draining", "pid": GONE})
+
+    def running(_: dict[str, object]) -> tuple[int, str, object]:
+        threading.Timer(0.3, lock.release).start()
+        return 200, "application/json", iter([json.dumps({"requests": [{}] * requests}).encode()])
+
+    fake.routes["GET /v1/control/requests"] = running  # type: ignore[assignment]
+    done = omlxd("stop")
+    assert (done.returncode, done.stdout) == (0, f"omlxd stopped (pid {GONE})\n")
+    assert done.stderr.startswith(said)
+    assert bool(done.stderr) is bool(said)
 
 
 def test_a_restart_ends_a_daemon_that_is_older_than_the_command(omlxd: Omlxd, home: Path, fake: FakeDaemon) -> None:

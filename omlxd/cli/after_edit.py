@@ -25,15 +25,16 @@ def manifest_in_use(context: typer.Context, named: Path | None) -> Path:
         return home_of(context).manifest
 
 
-def take_up(client: Client, manifest: Path) -> None:
-    """Have the running daemon read the manifest that was edited, if it is its own."""
+def take_up(client: Client, manifest: Path, *, force: bool = False) -> None:
+    """Have the running daemon read the manifest that was edited, if it is its own; `force`: also one without models."""
     try:
         if Path(client.get("/v1/control/status")["manifest"]) != manifest:
             output.note(
                 f"the running daemon has another manifest; `omlxd restart --manifest {manifest}` takes this one"
             )
             return
-        done = client.call("POST", "/v1/control/reload", {"wait": False}, timeout_s=None)
+        body = {"wait": False} | ({"force": True} if force else {})
+        done = client.call("POST", "/v1/control/reload", body, timeout_s=None)
         for warning in done.get("warnings", ()):
             output.warn(warning)
         output.note("the running daemon has taken it up")

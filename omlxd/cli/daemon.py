@@ -41,6 +41,7 @@ PolicyName = Annotated[Policy | None, typer.Option("--policy", help="How memory 
 RestoreName = Annotated[
     Restore | None, typer.Option("--restore", help="What is loaded again beside the manifest's pins and preloads.")
 ]
+Lossy = Annotated[bool, typer.Option("--force", help="Even when what was set at run time could not be saved.")]
 Now = Annotated[bool, typer.Option("--now", help="End running requests instead of waiting for them.")]
 
 
@@ -73,8 +74,12 @@ def restart(
     policy: PolicyName = None,
     restore: RestoreName = None,
     now: Now = False,
+    force: Lossy = False,
 ) -> None:
-    """Stop the daemon if it runs, and start it again: with its options, pins and limits, and what it had loaded."""
+    """Stop the daemon if it runs, and start it again as it was.
+
+    It comes back with its options, pins and limits, and what it had loaded.
+    """
     from omlxd.cli.supervised import (
         service_that_runs,
     )  # it asks launchd or systemd, whom no other command of here needs
@@ -88,7 +93,7 @@ def restart(
         service = service_that_runs(home, status.get("pid"))
         if service is not None:
             _require_no_options(service, options)
-        stopped = _stop(home, client, now=now, restart=True)
+        stopped = _stop(home, client, now=now, restart={"restart": True, "force": True} if force else {"restart": True})
         options = options.over(stopped.options)
         output.note(f"omlxd stopped (pid {stopped.pid})")
     except DaemonNotRunning:
@@ -168,7 +173,7 @@ class Stopped:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _stop(home: Home, client: Client, *, now: bool, restart: bool = False) -> Stopped:
+def _stop(home: Home, client: Client, *, now: bool, restart: Mapping[str, bool] | None = None) -> Stopped:
     options: Mapping[str, Any] = {}
     try:
         answer = _ask_to_stop(client, now=now, restart=restart)
@@ -182,17 +187,17 @@ def _stop(home: Home, client: Client, *, now: bool, restart: bool = False) -> St
             raise Unreachable(error.message, hint=f"`kill -9 {pid}` ends it") from error
         _signal(pid, now=now)
     if not now:
-        _wait_for_drain(home, client)
+        _wait_for_drain(home, client, _RESTART_NOW if restart else _STOP_NOW)
     if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
         raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
     return Stopped(pid, options)
 
 
-def _ask_to_stop(client: Client, *, now: bool, restart: bool) -> dict[str, Any]:
+def _ask_to_stop(client: Client, *, now: bool, restart: Mapping[str, bool] | None) -> dict[str, Any]:
     body = {"now": now}
     if restart:
         try:
-            return client.call("POST", STOP, {**body, "restart": True})
+            return client.call("POST", STOP, {**body, **restart})
         except InvalidRequest:
             pass  # a daemon from before an upgrade, which does not know the word
     return client.call("POST", STOP, body)
@@ -210,25 +215,33 @@ def _signal(pid: int, *, now: bool) -> None:
             raise NotPermitted(f"the daemon (pid {pid}) belongs to another user", hint="ask its owner") from error
 
 
-def _wait_for_drain(home: Home, client: Client) -> None:
-    """The daemon bounds this by its `drain_timeout`; meanwhile say what it waits for."""
+_STOP_NOW = "`omlxd stop --now` ends them"
+_RESTART_NOW = "Ctrl-C, then `omlxd restart --now` ends them"  # `stop` would leave this restart to start it again
+
+
+def _wait_for_drain(home: Home, client: Client, way_out: str) -> None:
+    """The daemon bounds this by its `drain_timeout`; meanwhile say what it waits for, and the way out of it."""
     next_look_s, said = time.monotonic() + 2.0, False
     with output.Progress() as progress:
         while is_held(home.lock):
             if time.monotonic() >= next_look_s:
-                waiting = f"stopping: {_requests_left(client)} still running"
+                left = _requests_left(client)
+                waiting = f"stopping: {left} still running" if left else "stopping: what was loaded is let go"
                 progress.show(waiting)
-                if not said:
+                if left and not said:
                     progress.clear()
-                    output.note(f"{waiting}; `omlxd stop --now` ends them")
+                    output.note(f"{waiting}; {way_out}")
                     said = True
                 next_look_s = time.monotonic() + 1.0
             time.sleep(POLL_S)
 
 
 def _requests_left(client: Client) -> str:
+    """`2 requests are`; empty when none is, and only the end of the process is waited for."""
     try:
         count = len(client.get("/v1/control/requests", timeout_s=1.0)["requests"])
     except (OmlxError, KeyError):
         return "the last work is"
+    if not count:
+        return ""
     return "1 request is" if count == 1 else f"{count} requests are"

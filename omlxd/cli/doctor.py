@@ -30,7 +30,10 @@ _MARKS: Final = {Health.OK: ("✓", "32"), Health.WARNING: ("!", "33"), Health.W
 
 
 def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = False) -> None:
-    """Check the installation, the manifest, the models, the home and the daemon; loads nothing."""
+    """Check installation, manifest, models, home and daemon.
+
+    Nothing is loaded.
+    """
     from omlxd.daemon.checkup import check_home, check_installation, check_manifest  # pydantic, psutil: only here
 
     home = home_of(context)

@@ -16,7 +16,7 @@ from omlxd.cli.after_edit import manifest_in_use, take_up
 from omlxd.cli.completion import model_names
 from omlxd.cli.discovery import Found, Source, look_at
 from omlxd.cli.find import judge, manifest_or_none, tilde
-from omlxd.cli.invocation import client_of
+from omlxd.cli.invocation import client_of, home_of
 from omlxd.core.errors import DoesNotFit, InvalidRequest, LoadFailed, OmlxError
 from omlxd.core.quantisation import quantisation
 from omlxd.core.units import format_bytes
@@ -74,7 +74,7 @@ def add_entry(
     from omlxd.daemon.manifest_file import parse_manifest
 
     path = manifest_in_use(context, manifest)
-    found = _whole(source)
+    found = _whole(source, home_of(context).root)
     settings = {"repo" if source.repo else "path": source.written if source.repo else tilde(source.written), **more}
 
     def change(text: str) -> str:
@@ -126,7 +126,7 @@ def rm(
     output.data(f"removed `{name}` from {path}; these lines are gone:")
     for line in gone[0].strip().splitlines():
         output.data(f"  | {line}")
-    take_up(client_of(context), path)
+    take_up(client_of(context), path, force=True)  # the last one may have been meant
     for folder in doomed:
         output.data(f"deleted {folder} ({format_bytes(delete_files(folder))})")
 
@@ -139,15 +139,17 @@ def source_of(where: str) -> Source:
     return Source(where, repo=True)
 
 
-def _whole(source: Source) -> Found:
+def _whole(source: Source, home: Path) -> Found:
     """The model there; raises LoadFailed when there is none that can be loaded."""
     found = look_at(source, thorough=True)
     if found.files is not None:
         return found
     if source.repo and found.folder is None:
+        fetched = f"`omlxd pull {source.written}` fetches it, `omlxd find` lists what is here"
+        at_home = home / source.written
         raise LoadFailed(
             f"`{source.written}` is neither a folder here nor in the Hugging Face cache",
-            hint=f"`omlxd pull {source.written}` fetches it, `omlxd find` lists what is here",
+            hint=f"did you mean `{tilde(str(at_home))}`?" if at_home.is_dir() else fetched,
         )
     folder = Path(source.written)
     if not source.repo and not folder.exists():

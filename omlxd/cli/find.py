@@ -33,7 +33,10 @@ def find(
     all_: Annotated[bool, typer.Option("--all", help="Also what is not complete or not supported, and why.")] = False,
     json: Json = False,
 ) -> None:
-    """Find models on this machine: in the Hugging Face cache and in folders, complete ones only."""
+    """Find models in the Hugging Face cache and in folders.
+
+    Only complete ones are listed.
+    """
     from omlxd.cli.plan import find_surroundings
 
     manifest = manifest_or_none(home_of(context).manifest)

@@ -46,7 +46,7 @@ def limit(
     for name in answer.get("evicted", ()):
         output.note(f"unloaded `{name}`")
     output.data(limits_line(answer["memory"]))
-    if answer.get("level", "ok") != "ok":
+    if answer.get("level", "ok") != "ok" and not answer.get("warnings"):  # which say it, and why
         output.warn("memory is still over the limit; `omlxd status` says why")
 
 
@@ -60,7 +60,9 @@ def limits_line(memory: dict[str, Any]) -> str:
     """`limit 8.00 GiB (max_memory), hard limit 28.0 GiB, 3.10 GiB used`."""
     used = f"{format_bytes(memory['used'])} used"
     if not memory["soft_limit"]:
-        return f"no limit, {used}"
+        if not memory["hard_limit"]:
+            return f"no limit, {used}"
+        return f"no soft limit; hard limit {format_bytes(memory['hard_limit'])} ({memory['hard_binding']}), {used}"
     return (
         f"limit {format_bytes(memory['soft_limit'])} ({memory['binding']}),"
         f" hard limit {format_bytes(memory['hard_limit'])}, {used}"

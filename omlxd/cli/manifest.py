@@ -54,7 +54,10 @@ def init(
 
 
 def check(context: typer.Context, manifest: ManifestFile = None, json: Json = False) -> None:
-    """Check the manifest and the models' files, without a daemon and without loading anything."""
+    """Check the manifest and the models' files, without a daemon.
+
+    Nothing is loaded.
+    """
     from omlxd.daemon.manifest_file import check_models, read_manifest  # pydantic: only here, 60 ms
 
     path = _path(context, manifest)

@@ -46,7 +46,10 @@ def plan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Work out whether models would fit, and how far; reads no weights and loads nothing."""
+    """Work out whether models would fit, and how far.
+
+    It reads no weights and loads nothing.
+    """
     names = models or []
     if max_memory is not None:
         check_size(max_memory)

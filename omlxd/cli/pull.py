@@ -35,7 +35,10 @@ def pull(
     ttl: Ttl = None,
     force: Annotated[bool, typer.Option("--force", help="Even when it cannot fit under the limit.")] = False,
 ) -> None:
-    """Download a model from the Hugging Face hub; files that are here already are not fetched again."""
+    """Download a model from the Hugging Face hub.
+
+    Files that are here already are not fetched again.
+    """
     repo = _repo(repo)
     more: dict[str, Any] = {key: value for key, value in (("pin", pin), ("ttl", ttl)) if value}
     if more and name is None:

@@ -22,26 +22,28 @@ def reload(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Do not wait for models that finish requests or are loaded.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even when the manifest has no models any longer.")] = False,
     json: Json = False,
 ) -> None:
     """Read the manifest again and apply what differs."""
     client = client_of(context)
+    asked = {"force": True} if force else {}  # a daemon from before an upgrade does not know the word
     if no_wait:
-        done = client.call("POST", PATH, {"wait": False}, timeout_s=None)
+        done = client.call("POST", PATH, {"wait": False} | asked, timeout_s=None)
         if json:
             output.data_json(done)
         else:
             _show(done)
         return
-    done = _applied(client, json=json)
+    done = _applied(client, asked, json=json)
     if json:
         output.data_json(done)
 
 
-def _applied(client: Client, *, json: bool) -> dict[str, Any]:
+def _applied(client: Client, asked: Mapping[str, Any], *, json: bool) -> dict[str, Any]:
     """Show what was changed as soon as it is, and return when everything that it leads to has happened."""
     try:
-        for line in client.ndjson("POST", PATH, {}):
+        for line in client.ndjson("POST", PATH, asked):
             if "result" in line:
                 return dict(line["result"])
             if "error" in line:

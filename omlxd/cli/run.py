@@ -41,7 +41,7 @@ def run(
     stats: Annotated[bool, typer.Option("--stats", help="Then show tokens/s, first token and memory.")] = False,
     json: Json = False,
 ) -> None:
-    """Ask a model, loading it when needed; without a prompt, chat with it."""
+    """Ask a model, loading it when needed; without a prompt, chat."""
     chosen = {"max_tokens": max_tokens, "top_p": top_p, "seed": seed, "stop": stop or None}
     settings: dict[str, Any] = {"temperature": temperature}
     settings |= {key: value for key, value in chosen.items() if value is not None}

@@ -26,7 +26,7 @@ _PRIVATE: Final = 0o600
 _FOR_ROOT: Final = 0o644
 
 service = typer.Typer(
-    help="Run the daemon as a service of launchd or systemd: at each login, and again after a crash.",
+    help="Run the daemon as a service of launchd or systemd.\n\nIt starts at each login, and again after a crash.",
     rich_markup_mode=None,
 )
 

@@ -25,7 +25,10 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="One page, the default on a pipe.")] = False,
     json: Json = False,
 ) -> None:
-    """Show memory, limits, models, requests and the last decisions; live on a terminal."""
+    """Show memory, limits, models, requests and the last decisions.
+
+    On a terminal the screen is live.
+    """
     client = client_of(context)
     if watch and once:
         raise InvalidRequest("`--watch` and `--once` exclude each other", hint="leave one of them out")

@@ -22,7 +22,7 @@ from omlxd.core.units import format_bytes, format_duration
 WORTH_TELLING_BYTES: Final = 16 * 1024 * 1024  # less that belongs to nobody is what any process has
 WIDE_COLUMNS: Final = 90
 STALLED_S: Final = 5.0  # a step takes up to a second on a slow machine, an import three
-_STATE_WORDS: Final = {"starting": "starting (loading pinned models)"}
+_STATE_WORDS: Final = {"starting": "starting (loading models)"}
 
 
 def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
@@ -121,8 +121,9 @@ def limit_line(status: Mapping[str, Any], width: int) -> Text:
     memory, enforcer = status["memory"], status["enforcer"]
     soft, hard = memory["soft_limit"], memory["hard_limit"]
     limits = f"limit   {format_bytes(soft)} ({memory['binding']})" if soft else "limit   none"
-    if soft and hard:
-        limits += f" · hard {format_bytes(hard)}" + (f" ({memory['hard_binding']})" if width >= WIDE_COLUMNS else "")
+    if hard:
+        told = width >= WIDE_COLUMNS or not soft  # what binds alone says what it comes from
+        limits += f" · hard {format_bytes(hard)}" + (f" ({memory['hard_binding']})" if told else "")
     line = Text(plain(f"{limits} · "))
     line.append(enforcer["level"], style=LEVEL_STYLES.get(enforcer["level"], "yellow"))
     decisions = "1 decision" if enforcer["decisions"] == 1 else f"{enforcer['decisions']} decisions"

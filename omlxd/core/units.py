@@ -167,6 +167,8 @@ def _checked_size(size_bytes: int, written: str) -> int:
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 2**200:  # Python refuses to print the longest ones
         return "a number of more than 60 digits"
+    if isinstance(value, bool):
+        return str(value).lower()  # as TOML and JSON have it
     return shown(value.strip() if isinstance(value, str) else repr(value))
 
 

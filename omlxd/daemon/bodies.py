@@ -57,6 +57,7 @@ class ReloadBody(Body):
     """POST reload."""
 
     wait: bool = True
+    force: bool = False
 
 
 class StopBody(Body):
@@ -64,6 +65,7 @@ class StopBody(Body):
 
     now: bool = False
     restart: bool = False
+    force: bool = False
 
 
 class NoBody(Body):

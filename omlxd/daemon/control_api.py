@@ -142,7 +142,7 @@ class _ControlApi:
         body, daemon = await read_body(request, ReloadBody), self._daemon
         if (reloader := daemon.reloader) is None:
             raise Busy("the daemon is starting", details={"retry_after_s": 1.0})
-        done = {"manifest": daemon.manifest.path, **(await reloader.reload()).to_json()}
+        done = {"manifest": daemon.manifest.path, **(await reloader.reload(force=body.force)).to_json()}
         if body.wait and NDJSON in request.headers.get("accept", ""):
             return Stream(self._reloading(reloader, done), NDJSON)
         if body.wait:
@@ -152,9 +152,17 @@ class _ControlApi:
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, StopBody)
         daemon = self._daemon
+        if body.restart and not body.force and (unsaved := await daemon.state_file.unsaved()):
+            raise Busy(
+                f"a restart would lose what could not be saved, {unsaved}",
+                hint="make room on the disk of the home; `omlxd restart --force` gives up what is not saved",
+            )
         daemon.stop.to_restart = daemon.stop.to_restart or body.restart
         daemon.stop.ask(now=body.now)
         options = {"manifest": daemon.manifest.path, **daemon.flags.to_json()}
+        limit = daemon.state_file.state.limit
+        if limit is not None and not daemon.state_file.limit_saved:
+            options["max_memory"] = limit.max_memory  # or the successor would fall back to a wider one
         return _answer(state="draining", pid=os.getpid(), options=options)
 
     async def _events(self, since: int, of_run: str | None, *, following: bool) -> AsyncGenerator[bytes, None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from omlxd.core.errors import DoesNotFit, ManifestInvalid, OmlxError, StartFailed
 from omlxd.core.events import Event, EventLevel, EventName
@@ -30,6 +30,8 @@ from omlxd.daemon.starting import enforcer_settings, load_these, pin_problems, r
 from omlxd.daemon.state_file import SavedState
 from omlxd.daemon.succession import Succession
 from omlxd.daemon.watchers import Watchers
+
+_EMPTIED_HINT: Final = "correct the file, then `omlxd reload`; if this is meant, `omlxd reload --force`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +107,21 @@ class Reloader:
             self._signalled = True
             self._daemon.in_background(self.reload())
 
-    async def reload(self) -> Reloaded:
+    async def reload(self, *, force: bool = False) -> Reloaded:
         """Read, check, apply; what has to wait for requests goes on by itself (`settled`).
 
         Cancelling the call does not stop it half-way.
 
+        Args:
+            force: take a manifest without models also when there are some now; it may have been cut short.
+
         Raises:
-            ManifestInvalid: it has problems, all of them listed; nothing was changed.
+            ManifestInvalid: it has problems, all of them listed, or no models; nothing was changed.
             DoesNotFit: its pinned models would be larger than its limit; nothing was changed.
             NotPermitted: it may not be read.
             ShuttingDown: the daemon is about to end.
         """
-        task = asyncio.create_task(self._in_turn(), name="omlxd-reload")
+        task = asyncio.create_task(self._in_turn(force), name="omlxd-reload")
         self._reloads.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
@@ -140,28 +145,41 @@ class Reloader:
         if not task.cancelled():
             task.exception()  # it was told as an event; perhaps nobody else asks
 
-    async def _in_turn(self) -> Reloaded:
+    async def _in_turn(self, force: bool) -> Reloaded:
         async with self._one_at_a_time:
             try:
-                return await self._reload()
+                return await self._reload(force)
             except OmlxError as error:
-                if isinstance(error, ManifestInvalid | DoesNotFit):
-                    error.hint = "correct the file, then `omlxd reload`; until then what was in force goes on"
+                if isinstance(error, ManifestInvalid | DoesNotFit) and error.hint != _EMPTIED_HINT:
+                    first = "correct the file" if self._path.exists() else "put it back"
+                    error.hint = f"{first}, then `omlxd reload`; until then what was in force goes on"
                 fields = {"manifest": str(self._path), "error": error.to_json()}
                 self._daemon.bus.emit(Event(EventName.MANIFEST_REJECTED, EventLevel.ERROR, fields=fields))
                 raise
 
-    async def _reload(self) -> Reloaded:
+    async def _reload(self, force: bool) -> Reloaded:
         self._require_going_on()
         await until_quiet(self._path)
         self._signalled = False  # a signal from here on is about a file that may be newer
         asked = self._daemon.flags.over(await asyncio.to_thread(read_manifest, self._path))
+        if not force:
+            self._require_models(asked)
         checked = await self._checked(asked)
         self._require_going_on()
         done = await self._apply(checked)
         fields = {"manifest": str(self._path), **done.to_json()}
         self._daemon.bus.emit(Event(EventName.MANIFEST_RELOADED, fields=fields))
         return done
+
+    def _require_models(self, asked: Manifest) -> None:
+        """A file that was emptied or cut short is a manifest too, but hardly meant as one."""
+        if (before := len(self._daemon.manifest.models)) and not asked.models:
+            gone = "the model that is in force" if before == 1 else f"all {before} models that are in force"
+            raise ManifestInvalid(
+                f"the manifest has no models; {gone} would be removed",
+                problems=[f"models: none in `{self._path}`"],
+                hint=_EMPTIED_HINT,
+            )
 
     def _require_going_on(self) -> None:
         if self._daemon.state is DaemonState.DRAINING:

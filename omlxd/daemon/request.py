@@ -14,6 +14,9 @@ from omlxd.core.states import FinishReason, RequestState, RequestView
 from omlxd.daemon.told_logprobs import ToldLogprobs
 from omlxd.engine.events import TokenLogprob
 
+LEAST_TOKENS = 3  # fewer after the first, or in less time, and the speed is that of their delivery
+LEAST_S = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -127,10 +130,10 @@ class Generation:
     def tokens_per_s(self) -> float | None:
         """Decode speed, without the first token's wait and without pauses; None while there is too little to tell."""
         later = self.generated_tokens - self._first_tokens
-        if self._first_s is None or self._last_s is None or later < 1:
+        if self._first_s is None or self._last_s is None or later < LEAST_TOKENS:
             return None
         decoded_s = self._last_s - self._first_s - self._paused_s
-        return later / decoded_s if decoded_s > 0 else None
+        return later / decoded_s if decoded_s >= LEAST_S else None
 
     def view(self) -> RequestView:
         """The request as `status` shows it."""

@@ -139,6 +139,19 @@ class StateFile:
         # A thread that writes cannot be cancelled, so nobody else may begin meanwhile.
         return await asyncio.shield(writing)
 
+    @property
+    def limit_saved(self) -> bool:
+        """Whether the next daemon will find the limit that was set at run time."""
+        return self._written is not None and self.state.limit == self._written.limit
+
+    async def unsaved(self) -> str | None:
+        """What the user has set and one more try cannot write: `the limit and pins: No space left on device`."""
+        if not await self.flush():
+            return None
+        pins_saved = self._written is not None and self.state.pins == self._written.pins
+        words = [word for word, saved in (("the limit", self.limit_saved), ("pins", pins_saved)) if not saved]
+        return f"{' and '.join(words)}: {self._told}" if words else None
+
     async def _write(self) -> tuple[str, ...]:
         async with self._writing:  # whoever comes second writes the newest state, in order
             if (state := self.state) == self._written:

@@ -67,6 +67,7 @@ def test_streams_of_models_that_go_and_change_end_with_their_own_text_and_the_dr
     assert daemon.wait() == 1, "the second signal cut it short"
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_the_middle_loses_nothing(
     home_of: Callable[..., Daemon], small: Callable[..., Path], medium: Callable[..., Path]
 ) -> None:

@@ -204,11 +204,37 @@ def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake
     assert done.stderr.splitlines() == [
         "warning: too high",
         "unloaded `small`",
-        "warning: memory is still over the limit; `omlxd status` says why",
-    ]
+    ]  # and not a second time that memory is over it
     assert json.loads(omlxd("limit", "auto", "--json").stdout) == answer
+
+
+def test_limit_says_that_memory_is_over_it_when_the_daemon_gives_no_reason(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    answer = {"schema": 1, "memory": STATUS.to_json()["memory"], "evicted": [], "warnings": [], "level": "over"}
+    fake.routes["PATCH /v1/control/limits"] = as_json(answer)
+    assert omlxd("limit", "75%").stderr == "warning: memory is still over the limit; `omlxd status` says why\n"
+
+
+@pytest.mark.parametrize(
+    ("hard_bytes", "line", "of_status"),
+    [
+        (
+            420 * MIB,
+            "no soft limit; hard limit 420 MiB (ram), 263 MiB used\n",
+            "limit   none · hard 420 MiB (ram) · ok",
+        ),
+        (0, "no limit, 263 MiB used\n", "limit   none · ok"),
+    ],
+)
+def test_without_a_soft_limit_the_hard_one_is_told(
+    omlxd: Omlxd, fake: FakeDaemon, hard_bytes: int, line: str, of_status: str
+) -> None:
+    status = STATUS.to_json()
+    status["memory"] |= {"soft_limit": 0, "hard_limit": hard_bytes, "hard_binding": "ram"}
+    fake.routes["GET /v1/control/status"] = as_json(status)
+    assert omlxd("limit").stdout == line
+    assert of_status in omlxd("status", COLUMNS="80").stdout
 
 
 def test_status_says_what_a_starting_daemon_does(omlxd: Omlxd, fake: FakeDaemon) -> None:
     fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"state": "starting"})
-    assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading pinned models) · pid ")
+    assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading models) · pid ")

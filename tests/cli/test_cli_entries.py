@@ -124,6 +124,12 @@ def test_what_cannot_be_added_is_refused_and_nothing_written(
     assert sorted(path.name for path in home.iterdir()) == ["found", "mine", "omlxd.toml"]
 
 
+def test_a_folder_of_the_home_that_was_meant_is_named(omlxd_here: Omlxd, home: Path, models: Path) -> None:
+    done = omlxd_here("add", "x", "found/large", HF_HUB_CACHE=str(home / "hub"))
+    assert done.returncode == 1
+    assert f"hint: did you mean `{home}/found/large`?" in done.stderr
+
+
 def test_a_model_that_does_not_fit_is_added_with_a_warning(omlxd_here: Omlxd, models: Path) -> None:
     done = omlxd_here("add", "big", str(models / "large"))
     assert done.returncode == 0

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,24 @@ def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeD
     assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
 
 
+@pytest.mark.parametrize(("requests", "said"), [(0, ""), (1, "stopping: 1 request is still running; ")])
+def test_a_stop_that_takes_a_while_says_what_it_waits_for_and_nothing_when_that_is_nothing(
+    omlxd: Omlxd, home: Path, fake: FakeDaemon, requests: int, said: str
+) -> None:
+    lock = HomeLock(home / "omlxd.lock")
+    fake.routes["POST /v1/control/stop"] = as_json({"state": "draining", "pid": GONE})
+
+    def running(_: dict[str, object]) -> tuple[int, str, object]:
+        threading.Timer(0.3, lock.release).start()
+        return 200, "application/json", iter([json.dumps({"requests": [{}] * requests}).encode()])
+
+    fake.routes["GET /v1/control/requests"] = running  # type: ignore[assignment]
+    done = omlxd("stop")
+    assert (done.returncode, done.stdout) == (0, f"omlxd stopped (pid {GONE})\n")
+    assert done.stderr.startswith(said)
+    assert bool(done.stderr) is bool(said)
+
+
 def test_a_restart_ends_a_daemon_that_is_older_than_the_command(omlxd: Omlxd, home: Path, fake: FakeDaemon) -> None:
     (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
     (home / "omlxd.lock").mkdir()  # the start that follows fails, and this test has no daemon to end
@@ -183,6 +202,31 @@ def test_a_restart_ends_a_daemon_that_is_older_than_the_command(omlxd: Omlxd, ho
         {"now": True, "restart": True},
         {"now": True},
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "way_out"),
+    [
+        (("stop",), "`omlxd stop --now` ends them"),
+        (("restart", "--manifest", "omlxd.toml"), "Ctrl-C, then `omlxd restart --now` ends them"),
+    ],
+)
+def test_who_waits_for_a_drain_is_told_the_way_out_of_it(
+    omlxd: Omlxd, home: Path, fake: FakeDaemon, command: tuple[str, ...], way_out: str
+) -> None:
+    (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
+    words = [str(home / word) if word == "omlxd.toml" else word for word in command]
+    lock = HomeLock(home / "omlxd.lock")
+
+    def requests(_: object) -> tuple[int, str, object]:
+        lock.release()
+        (home / "omlxd.lock").unlink()
+        (home / "omlxd.lock").mkdir()  # the start that follows fails, and this test has no daemon to end
+        return 200, "application/json", iter([b'{"requests": [{}]}'])
+
+    fake.routes["POST /v1/control/stop"] = as_json({"state": "draining", "pid": GONE})
+    fake.routes["GET /v1/control/requests"] = requests  # type: ignore[assignment]
+    assert f"stopping: 1 request is still running; {way_out}\n" in omlxd(*words).stderr
 
 
 def test_restart_without_a_manifest_has_already_said_that_nothing_ran(omlxd: Omlxd) -> None:

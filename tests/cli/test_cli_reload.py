@@ -55,6 +55,12 @@ def test_it_shows_each_difference_and_what_it_leads_to(omlxd: Omlxd, fake: FakeD
     assert fake.seen == [("POST", "/v1/control/reload", {})]
 
 
+def test_force_is_passed_on(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    fake.routes[PATH] = as_json(RESULT)
+    assert omlxd("reload", "--no-wait", "--force").returncode == 0
+    assert fake.seen == [("POST", "/v1/control/reload", {"wait": False, "force": True})]
+
+
 def test_without_waiting_it_shows_the_same(omlxd: Omlxd, fake: FakeDaemon) -> None:
     fake.routes[PATH] = as_json(RESULT)
     done = omlxd("reload", "--no-wait")

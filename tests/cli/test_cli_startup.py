@@ -119,3 +119,16 @@ def test_what_goes_wrong_with_it_is_told_by_the_whole_command_line(environment: 
     assert done.returncode == 3
     assert done.stdout == ""
     assert "hint: " in done.stderr
+
+
+def test_the_list_of_commands_has_no_summary_that_is_cut(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "omlxd", "--help"],
+        env=environment | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    commands = done.stdout.partition("Commands:\n")[2]
+    assert len(commands.splitlines()) > 20
+    assert "..." not in commands

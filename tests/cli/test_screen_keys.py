@@ -91,11 +91,16 @@ def test_p_pins_what_is_not_pinned_and_unpins_what_is() -> None:
 def test_what_may_cost_something_is_asked_about_and_only_y_or_enter_means_yes() -> None:
     state = state_of(status())
     assert pressed(state, "down", "u") == []
-    assert state.question == Wish("unload", "chat")
+    assert state.question == Wish("unload", "chat", pinned=True)
+    assert state.question.question == "`chat` is pinned; unload it all the same?"
     assert pressed(state, "n") == []
     assert state.question is None
     assert pressed(state, "y") == []
-    assert pressed(state, "u", "y") == [Wish("unload", "chat")]
+    assert pressed(state, "u", "y") == [Wish("unload", "chat", pinned=True)]
+    assert pressed(state, "down", "u") == []
+    assert state.question is not None
+    assert state.question.question == "unload `big`?"
+    assert pressed(state, "n") == []
     assert pressed(state, "end", "a", "enter") == [Wish("abort", "r8")]
     assert pressed(state, "a", "q") == []
     assert state.quits

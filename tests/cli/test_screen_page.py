@@ -179,6 +179,26 @@ def test_decisions_take_one_line_each() -> None:
     assert all(len(line) == 80 and line.endswith("…") for line in told)
 
 
+def test_models_come_before_decisions_of_which_the_newest_is_always_there() -> None:
+    models = [model_json(CHAT) | {"name": f"model-{number}", "waits_for": None} for number in range(9)]
+    decisions = [STATUS.recent_decisions[-1] | {"victim": f"victim-{number}"} for number in range(8)]
+    for rows, left in ((24, 5), (22, 3), (20, 1), (40, 8)):
+        body = status(models=models, requests=[], recent_decisions=decisions)
+        lines = seen(page(state_of(body), 80, rows), 80, rows)
+        assert sum("model-" in line for line in lines) == 9
+        told = [line for line in lines if "victim-" in line]
+        assert len(told) == left
+        assert "victim-7" in told[-1]
+
+
+def test_a_decision_that_is_cut_is_seen_to_go_on_without_utf8_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    lines = seen(page(state_of(status()), 80, 24), 80, 24)
+    (told,) = (line for line in lines if line.startswith("  17:40:48 unloaded"))
+    assert len(told) == 80
+    assert told.endswith("...")
+
+
 def test_sixty_models_are_cut_with_a_count_and_scroll_with_the_selection() -> None:
     models = [model_json(CHAT) | {"name": f"model-{number}", "state": "unloaded"} for number in range(60)]
     models[50] |= {"state": "loaded"}

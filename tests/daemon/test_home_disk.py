@@ -80,6 +80,27 @@ def test_on_a_full_disk_it_starts_and_serves_and_what_cannot_be_saved_is_said(di
     assert (stopped.returncode, stopped.stderr) == (0, "")
 
 
+def test_on_a_full_disk_a_restart_neither_widens_the_limit_nor_loses_a_pin_unasked(disk: Path, omlxd: Omlxd) -> None:
+    (disk / "omlxd.toml").write_text(MANIFEST.replace('[daemon]\nmax_memory = "100M"\n', ""))
+    assert omlxd("start", "--max-memory", "100M").returncode == 0
+    filler = fill(disk)
+    for command in (["pin", "a"], ["limit", "80M"]):
+        assert "in force, but not saved: No space left on device" in omlxd(*command).stderr
+    pid = control(disk, "GET", "status").json["pid"]
+    refused = omlxd("restart")
+    assert refused.returncode == 75
+    assert "would lose what could not be saved, the limit and pins: No space left on device" in refused.stderr
+    assert "`omlxd restart --force`" in refused.stderr
+    assert control(disk, "GET", "status").json["pid"] == pid
+    forced = omlxd("restart", "--force")
+    assert "limit 80.0 MiB" in forced.stdout
+    filler.unlink()
+    assert "not saved" not in omlxd("pin", "a").stderr
+    again = omlxd("restart")
+    assert (again.returncode, "limit 80.0 MiB" in again.stdout) == (0, True)
+    assert control(disk, "GET", "models").json["models"][0]["pinned"] is True
+
+
 def test_a_disk_that_cannot_be_written_is_named_by_the_start(disk: Path, omlxd: Omlxd) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     for command in (["start"], ["start", "--foreground"]):

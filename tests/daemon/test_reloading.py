@@ -211,6 +211,35 @@ async def test_a_manifest_that_is_wrong_changes_nothing_and_is_told(
         assert len(changing.told("manifest_rejected")) == 1
 
 
+async def test_an_emptied_manifest_changes_nothing_unless_forced(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        await daemon.control("POST", "models/chat/load")
+        changing = Changing(daemon, tmp_path)
+        manifest_text = daemon.home.manifest.read_text()
+        daemon.home.manifest.write_text("")
+        answer = await changing.ask()
+        assert answer.json["error"]["code"] == "manifest_invalid"
+        assert answer.json["error"]["message"].startswith("the manifest has no models; all 2 models")
+        assert "`omlxd reload --force`" in answer.json["error"]["hint"]
+        assert await daemon.states() == {"chat": "loaded", "small": "unloaded"}
+        assert len(changing.told("manifest_rejected")) == 1
+
+        daemon.home.manifest.write_text(manifest_text.partition("[models")[0])
+        forced = await daemon.ask("POST", "/v1/control/reload", {"force": True})
+        assert forced.status == 200, forced.body
+        assert sorted(forced.json["removed"]) == ["chat", "small"]
+        assert await daemon.states() == {}
+        assert (await changing.ask()).status == 200  # there is nothing left to lose
+
+
+async def test_a_manifest_that_has_gone_is_to_be_put_back(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        daemon.home.manifest.unlink()
+        answer = await Changing(daemon, tmp_path).ask()
+        assert answer.json["error"]["code"] == "manifest_invalid"
+        assert answer.json["error"]["hint"].startswith("put it back, then `omlxd reload`")
+
+
 async def test_a_model_whose_folder_is_away_is_a_warning_and_the_loaded_weights_stay(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon:
         await daemon.control("POST", "models/chat/load")

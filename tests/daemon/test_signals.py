@@ -91,6 +91,15 @@ def test_of_manifests_rewritten_in_a_hurry_the_last_one_wins_and_a_bad_one_is_to
     assert process.popen.wait(TIMEOUT_S) == 0
 
 
+def test_a_signal_never_takes_a_manifest_that_was_emptied(home: Path, processes: list[Process]) -> None:
+    processes.append(process := Process(home))
+    (home / "omlxd.toml").write_text("")
+    process.popen.send_signal(signal.SIGHUP)
+    (rejected,) = process.until("manifest_rejected")
+    assert "has no models" in rejected["error"]["message"]
+    assert process.models() == ["a"]
+
+
 def test_a_signal_that_comes_while_it_starts_is_not_lost_and_ends_nothing(home: Path, processes: list[Process]) -> None:
     processes.append(process := Process(home, wait=False))
     process.until("daemon_starting")  # its manifest has been read, and the signals are its own from here on

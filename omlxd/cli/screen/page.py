@@ -33,6 +33,7 @@ from omlxd.core.units import format_bytes, format_duration, format_left
 KEYS: Final = "q quit · {} select · p pin · l load · u unload · a abort"
 LEAST_LINES: Final = 3  # a heading, a row, and how many there are more
 SPACIOUS_ROWS: Final = 20  # from here on parts are set apart by blank lines
+_ONE_DECISION: Final = 2  # with its heading
 _LABEL: Final = 8
 _MODEL_COLUMNS: Final = (
     Column("MODEL", gives_way=True),
@@ -66,10 +67,8 @@ def page(state: ScreenState, columns: int, rows: int) -> RenderableType:
         apart = [(_blank(), 1)] if rows >= SPACIOUS_ROWS else []
         regions += _memory(state, status, columns, rows)
         blocks = [_models(state, status), _requests(state), _decisions(status)]
-        heights = shared_out(
-            [block.height if block is not None else 0 for block in blocks],
-            rows - 1 - sum(height for _, height in regions) - len(apart) * sum(block is not None for block in blocks),
-        )
+        room = rows - 1 - sum(height for _, height in regions) - len(apart) * sum(block is not None for block in blocks)
+        heights = _heights([block.height if block is not None else 0 for block in blocks], room)
         for block, height in zip(blocks, heights, strict=True):
             if block is not None and height:
                 regions += [*apart, (block, height)]
@@ -79,6 +78,15 @@ def page(state: ScreenState, columns: int, rows: int) -> RenderableType:
     whole = [Layout(renderable, size=height) for renderable, height in regions]
     layout.split_column(*whole[: rows - 1], Layout(_footer(state), size=1))
     return layout
+
+
+def _heights(wanted: Sequence[int], room: int) -> list[int]:
+    """Lines for models, requests and decisions: of what was decided the newest, and more where lines are left."""
+    *first, decisions = wanted
+    heights = shared_out([*first, min(decisions, _ONE_DECISION)], room)
+    if heights[-1]:
+        heights[-1] = min(decisions, heights[-1] + room - sum(heights))
+    return heights
 
 
 def shared_out(wanted: Sequence[int], room: int) -> list[int]:
@@ -217,8 +225,8 @@ class _Lines:
     def __rich_console__(self, console: Any, options: Any) -> Any:
         height = options.height or self.height
         first, *rest = self._lines
-        yield first
-        yield from rest[-(height - 1) :] if height > 1 else []
+        for line in (first, *(rest[-(height - 1) :] if height > 1 else ())):
+            yield _ended_with_dots(line, options.max_width)
 
 
 def _decisions(status: Status) -> _Lines | None:
@@ -258,6 +266,15 @@ def _blank() -> Text:
 
 def _labelled(label: str, width: int) -> str:
     return f"{label:<{width}}" if width else ""
+
+
+def _ended_with_dots(line: Text, width: int) -> Text:
+    """The line, for a terminal without `…` cut here, so that it is seen to go on."""
+    if output.is_utf8(sys.stdout) or line.cell_len <= width or width <= 3:
+        return line
+    line = line.copy()
+    line.truncate(width - 3)
+    return line.append("...")
 
 
 def _cut(text: Text) -> Text:

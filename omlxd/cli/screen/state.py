@@ -28,14 +28,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user wants done: `pin`, `unpin`, `load`, `unload` or `abort`."""
+    """What the user wants done: `pin`, `unpin`, `load`, `unload` or `abort`; and whether the model is pinned."""
 
     verb: str
     name: str
+    pinned: bool = False
 
     @property
     def question(self) -> str:
         """To be sure that it is meant."""
+        if self.verb == "unload" and self.pinned:
+            return f"{named(self.name)} is pinned; unload it all the same?"
         what = "the request " if self.verb == "abort" else ""
         return f"{self.verb} {what}{named(self.name)}?"
 
@@ -155,5 +158,5 @@ class ScreenState:
             return Wish("unpin" if model["pinned"] else "pin", row.name)
         if key == "l":
             return Wish("load", row.name)
-        self.question = Wish("unload", row.name)
+        self.question = Wish("unload", row.name, pinned=model["pinned"])
         return None

@@ -263,4 +263,4 @@ def test_without_a_soft_limit_the_hard_one_is_told(
 
 def test_status_says_what_a_starting_daemon_does(omlxd: Omlxd, fake: FakeDaemon) -> None:
     fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"state": "starting"})
-    assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading pinned models) · pid ")
+    assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading models) · pid ")

@@ -187,7 +187,7 @@ def _stop(home: Home, client: Client, *, now: bool, restart: Mapping[str, bool] 
             raise Unreachable(error.message, hint=f"`kill -9 {pid}` ends it") from error
         _signal(pid, now=now)
     if not now:
-        _wait_for_drain(home, client)
+        _wait_for_drain(home, client, _RESTART_NOW if restart else _STOP_NOW)
     if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
         raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
     return Stopped(pid, options)
@@ -215,8 +215,12 @@ def _signal(pid: int, *, now: bool) -> None:
             raise NotPermitted(f"the daemon (pid {pid}) belongs to another user", hint="ask its owner") from error
 
 
-def _wait_for_drain(home: Home, client: Client) -> None:
-    """The daemon bounds this by its `drain_timeout`; meanwhile say what it waits for."""
+_STOP_NOW = "`omlxd stop --now` ends them"
+_RESTART_NOW = "Ctrl-C, then `omlxd restart --now` ends them"  # `stop` would leave this restart to start it again
+
+
+def _wait_for_drain(home: Home, client: Client, way_out: str) -> None:
+    """The daemon bounds this by its `drain_timeout`; meanwhile say what it waits for, and the way out of it."""
     next_look_s, said = time.monotonic() + 2.0, False
     with output.Progress() as progress:
         while is_held(home.lock):
@@ -226,7 +230,7 @@ def _wait_for_drain(home: Home, client: Client) -> None:
                 progress.show(waiting)
                 if left and not said:
                     progress.clear()
-                    output.note(f"{waiting}; `omlxd stop --now` ends them")
+                    output.note(f"{waiting}; {way_out}")
                     said = True
                 next_look_s = time.monotonic() + 1.0
             time.sleep(POLL_S)

@@ -22,7 +22,7 @@ from omlxd.core.units import format_bytes, format_duration
 WORTH_TELLING_BYTES: Final = 16 * 1024 * 1024  # less that belongs to nobody is what any process has
 WIDE_COLUMNS: Final = 90
 STALLED_S: Final = 5.0  # a step takes up to a second on a slow machine, an import three
-_STATE_WORDS: Final = {"starting": "starting (loading pinned models)"}
+_STATE_WORDS: Final = {"starting": "starting (loading models)"}
 
 
 def status_page(status: Mapping[str, Any], width: int) -> RenderableType:

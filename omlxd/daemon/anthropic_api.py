@@ -15,7 +15,7 @@ from omlxd.daemon.anthropic_answers import Message, event
 from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
-from omlxd.daemon.http_errors import MESSAGES_PATH, JsonResponse, error_content, internal_error
+from omlxd.daemon.http_errors import MESSAGES_PATH, JsonResponse, error_content, internal_error, outward
 from omlxd.daemon.listening import hear_pieces, wait_before_stream
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
@@ -81,9 +81,9 @@ class _AnthropicApi:
             if failed is not None:
                 raise failed
             return Response(status_code=CLIENT_GONE)
-        return Stream(self._events(reply), SERVER_SENT_EVENTS)
+        return Stream(self._events(request, reply), SERVER_SENT_EVENTS)
 
-    async def _events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
+    async def _events(self, request: Request, reply: Reply) -> AsyncGenerator[bytes, None]:
         message = Message(reply)
         try:
             yield message.start()
@@ -97,7 +97,7 @@ class _AnthropicApi:
             for each in message.finish():
                 yield each
         except OmlxError as error:
-            yield _error(error)
+            yield _error(outward(error, request.scope))
         except Exception:
             yield _error(internal_error())
             raise  # into the log

@@ -22,7 +22,7 @@ from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.manifest import ListenAddress
 from omlxd.core.wording import shown
-from omlxd.daemon.http_errors import BodyTooLarge, KeyRefused, error_response
+from omlxd.daemon.http_errors import BodyTooLarge, KeyRefused, error_response, is_over_tcp
 from omlxd.daemon.log import trace_of
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -81,7 +81,7 @@ class FrontDoor:
         """Answer one request."""
         if scope["type"] != "http":
             return None
-        over_tcp = scope["server"] is not None and scope["server"][1] is not None
+        over_tcp = is_over_tcp(scope)
         body = _BoundedBody(receive, self._max_body_bytes)
         try:
             _check_header(scope)

@@ -9,8 +9,9 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from omlxd.core.errors import Busy, InvalidRequest, NotPermitted, OmlxError
+from omlxd.core.errors import Busy, InvalidRequest, LoadFailed, NotPermitted, OmlxError, UnknownModel
 from omlxd.core.wording import shown
 
 CONTROL_PREFIX = "/v1/control"
@@ -81,7 +82,7 @@ def error_content(error: OmlxError, path: str) -> dict[str, Any]:
     """The error in the shape that clients of this path expect."""
     if is_anthropic_path(path):
         kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
-        content = {"type": kind, "message": error.message, "code": error.code, "hint": error.hint}
+        content = {"type": kind, "message": error.message, "code": error.code, "hint": _hint(error)}
         return {"type": "error", "error": content | ({"details": error.details} if error.details else {})}
     return {"error": _openai_error(error) if is_openai_path(path) else error.to_json()}
 
@@ -102,11 +103,19 @@ def _openai_error(error: OmlxError) -> dict[str, Any]:
     body = {
         "message": error.message,
         "type": kind,
-        "param": error.details.get("param"),
+        "param": "model" if isinstance(error, UnknownModel) else error.details.get("param"),
         "code": error.code,
-        "hint": error.hint,
+        "hint": _hint(error),
     }
     return body | ({"details": error.details} if error.details else {})
+
+
+def _hint(error: OmlxError) -> str:
+    """What helps a program's author, where the error itself speaks to who types commands."""
+    return _API_MANUAL if error.hint == InvalidRequest.remedy else error.hint
+
+
+_API_MANUAL = "omlxd-api(7) and `/openapi.json` say what can be sent"
 
 
 def is_anthropic_path(path: str) -> bool:
@@ -130,7 +139,29 @@ def internal_error() -> OmlxError:
 async def answer_omlx_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of our own errors."""
     assert isinstance(error, OmlxError)
-    return error_response(error, request.url.path)
+    return error_response(outward(error, request.scope), request.url.path)
+
+
+def is_over_tcp(scope: Scope) -> bool:
+    """Whether the request came through the TCP door, and not through the private socket."""
+    return scope["server"] is not None and scope["server"][1] is not None
+
+
+def outward(error: OmlxError, scope: Scope) -> OmlxError:
+    """The error for who asks from there: over TCP without the places of a model's files, which the log has."""
+    of_files = isinstance(error, LoadFailed | NotPermitted) and error.details.keys() & _OF_FILES
+    if not of_files or not is_over_tcp(scope):
+        return error
+    model, kind = error.details.get("model"), str(error.details.get("kind", "")).replace("_", " ")
+    name = f"`{model}`" if model else "the model"
+    return type(error)(
+        f"{name} cannot be loaded{f' ({kind})' if kind else ''}",
+        hint="where omlxd runs, `omlxd check` and `omlxd logs` say what is wrong",
+        details={key: error.details[key] for key in ("kind", "model") if key in error.details},
+    )
+
+
+_OF_FILES = frozenset({"kind", "model", "path", "file"})
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from omlxd.core.admission import least_kv_bytes
-from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, OmlxError, ShuttingDown
+from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, NotPermitted, OmlxError, ShuttingDown
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading
 from omlxd.core.states import EntryState
@@ -349,6 +349,8 @@ class LoadQueue:
         self._pool.notify()
 
     def _give_up(self, entry: EnginePoolEntry, error: OmlxError) -> None:
+        if isinstance(error, LoadFailed | NotPermitted):
+            error.details.setdefault("model", entry.name)
         entry.error = fresh(error)
         if isinstance(error, LoadCancelled | ShuttingDown):
             fields = {"reason": error.message}

@@ -15,7 +15,7 @@ from omlxd.core.states import ModelView
 from omlxd.daemon.answer_forms import settle
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import read_body
-from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error
+from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error, outward
 from omlxd.daemon.keep_alive import granted_s
 from omlxd.daemon.listening import close_all, hear_pieces, wait_before_stream, waiting_for
 from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
@@ -132,10 +132,10 @@ class _OpenAiApi:
             if failed is not None:
                 raise failed
             return Response(status_code=CLIENT_GONE)
-        return Stream(self._frames(answer, request.url.path), SERVER_SENT_EVENTS)
+        return Stream(self._frames(request, answer), SERVER_SENT_EVENTS)
 
-    async def _frames(self, answer: Answer, path: str) -> AsyncGenerator[bytes, None]:
-        generations = [reply.generation for reply in answer.replies]
+    async def _frames(self, request: Request, answer: Answer) -> AsyncGenerator[bytes, None]:
+        generations, path = [reply.generation for reply in answer.replies], request.url.path
         try:
             if not any(each.ended or each.generated_tokens for each in generations):
                 yield self._comment(generations)
@@ -153,7 +153,7 @@ class _OpenAiApi:
             for counts in answer.counts():
                 yield counts
         except OmlxError as error:
-            yield frame(error_content(error, path))
+            yield frame(error_content(outward(error, request.scope), path))
         except Exception:
             yield frame(error_content(internal_error(), path))
             raise  # into the log

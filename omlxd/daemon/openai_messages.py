@@ -17,7 +17,17 @@ class TextPart(Body):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, part: Any) -> Any:
+        if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind != "text":
+            # One sentence, where the fields of the other kind would be complained of too.
+            what = "images are" if kind in _IMAGES else "anything but text is"
+            raise problem_of("type", f"must be 'text': {what} not supported")
+        return part
 
+
+_IMAGES = frozenset({"image_url", "image", "input_image"})
 Content = str | Annotated[list[TextPart], Field(min_length=1)]
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from omlxd.core.costs import KvCosts
-from omlxd.core.errors import OmlxError
+from omlxd.core.errors import DoesNotFit, OmlxError
 from omlxd.core.events import Emit, Event, EventName
 from omlxd.core.learned_costs import LearnedCosts
 from omlxd.core.ledger import Ledger
@@ -114,6 +114,7 @@ class EnginePool:
         self.lock = asyncio.Lock()
         self.roster = Roster(models, clock)
         self.limits = Limits()
+        self.draining = False
         self.decisions = DecisionLog(self.emit)
         self.ledger = Ledger(max_batch)
         self.dispatch = Dispatch(self)
@@ -225,6 +226,7 @@ class EnginePool:
             return UnloadResult(entry, EntryState.UNLOADED, 0)
         timeout_s = 0.0 if now else self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         entry.draining = frozenset(entry.requests)
+        self.notify()  # who is parked and can never go on ends now
         try:
             before_bytes = self.engine.read().active_bytes
             await self._serving.drain(entry.requests.values(), timeout_s, "it was unloaded")
@@ -355,7 +357,11 @@ class EnginePool:
         return Snapshot(now_s, reading, entries)
 
     def set_limits(self, limits: Limits, engine_limits: EngineLimits) -> None:
-        """Put limits in force, for loads and in the engine (R5)."""
+        """Put limits in force, for loads and in the engine (R5); what did not fit under others may fit now."""
+        if limits != self.limits:
+            for entry in self.roster.entries.values():
+                if entry.state is EntryState.UNLOADED and isinstance(entry.error, DoesNotFit):
+                    entry.error = None
         self.limits = limits
         self.dispatch.limits_changed()
         self.link.wanted.limits = engine_limits
@@ -423,7 +429,9 @@ class EnginePool:
         self._admitting = False
 
     async def drain(self, timeout_s: float) -> None:
-        """Serve what is there for at most `timeout_s`, then abort the rest."""
+        """Serve what is there for at most `timeout_s`, then abort the rest; what can never go on ends at once."""
+        self.draining = True
+        self.notify()
         await self._serving.drain(self.generations, timeout_s, "omlxd is shutting down")
 
     async def close(self, timeout_s: float = 10.0) -> bool:

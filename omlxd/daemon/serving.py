@@ -218,7 +218,7 @@ class Serving:
         """The same for a parked request: it is in no hurry, and what can never go on ends with the text it has.
 
         What outgrew the limits ends at once. What does not fit because they were lowered under it waits for better
-        ones, as long as a parked request may wait.
+        ones, as long as a parked request may wait; while it is drained it ends at once too.
 
         Raises:
             Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
@@ -242,6 +242,8 @@ class Serving:
                     if generation.ran_under is None or not limits.below(generation.ran_under):
                         raise  # it has outgrown them
                     while pool.limits == limits:
+                        if self._drains(request):
+                            raise  # better limits are not waited for
                         await pool.change.wait()
                     return None
         except TimeoutError:
@@ -253,6 +255,10 @@ class Serving:
         so_far = "" if isinstance(end, Busy) else "going on takes its text so far as part of the prompt, and "
         generation.cut_short = Cut(so_far + end.message)
         return None
+
+    def _drains(self, request: Request) -> bool:
+        draining = request.entry.draining
+        return self._pool.draining or (draining is not None and request.generation.id in draining)
 
     async def _end_early(self, request: Request, cut: Cut) -> None:
         """End it well, with what it has generated: also the text that was held back for more to come."""

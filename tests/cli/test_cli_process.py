@@ -204,6 +204,31 @@ def test_a_restart_ends_a_daemon_that_is_older_than_the_command(omlxd: Omlxd, ho
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "way_out"),
+    [
+        (("stop",), "`omlxd stop --now` ends them"),
+        (("restart", "--manifest", "omlxd.toml"), "Ctrl-C, then `omlxd restart --now` ends them"),
+    ],
+)
+def test_who_waits_for_a_drain_is_told_the_way_out_of_it(
+    omlxd: Omlxd, home: Path, fake: FakeDaemon, command: tuple[str, ...], way_out: str
+) -> None:
+    (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
+    words = [str(home / word) if word == "omlxd.toml" else word for word in command]
+    lock = HomeLock(home / "omlxd.lock")
+
+    def requests(_: object) -> tuple[int, str, object]:
+        lock.release()
+        (home / "omlxd.lock").unlink()
+        (home / "omlxd.lock").mkdir()  # the start that follows fails, and this test has no daemon to end
+        return 200, "application/json", iter([b'{"requests": [{}]}'])
+
+    fake.routes["POST /v1/control/stop"] = as_json({"state": "draining", "pid": GONE})
+    fake.routes["GET /v1/control/requests"] = requests  # type: ignore[assignment]
+    assert f"stopping: 1 request is still running; {way_out}\n" in omlxd(*words).stderr
+
+
 def test_restart_without_a_manifest_has_already_said_that_nothing_ran(omlxd: Omlxd) -> None:
     done = omlxd("restart")
     assert done.returncode == 78

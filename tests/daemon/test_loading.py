@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled
+from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed
 from omlxd.core.events import EventName
 from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
@@ -67,6 +67,22 @@ async def test_what_does_not_fit_beside_the_pinned_models_is_refused_at_once() -
             await pool.load("c")
         assert raised.value.details["binding"] == "pinned"
         assert scene.states == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+
+
+@on_virtual_time
+async def test_the_reason_of_a_load_that_did_not_fit_goes_with_the_limit_that_it_names() -> None:
+    scene = Scene({"a": 400}, without_folder=("ghost",))
+    async with scene.pool as pool:
+        enforcer = scene.enforcer(300)
+        enforcer.start()
+        for name in ("a", "ghost"):
+            with pytest.raises((DoesNotFit, LoadFailed)):
+                await pool.load(name)
+        enforcer.max_bytes = 300 * MIB  # the same again
+        assert "more than the soft limit" in str(pool.entries["a"].error)
+        enforcer.max_bytes = 350 * MIB
+        assert pool.entries["a"].error is None
+        assert pool.entries["ghost"].error is not None
 
 
 @on_virtual_time

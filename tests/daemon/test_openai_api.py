@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -141,6 +142,8 @@ async def test_a_field_that_is_not_understood_is_named_and_costs_nothing(tmp_pat
         error = answer.json["error"]
         assert (answer.status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_request")
         assert (error["param"], "`max_token`" in error["message"]) == ("max_token", True)
+        answer = await daemon.ask("POST", PATH, {"model": "chat", "messages": []})
+        assert answer.json["error"]["hint"] == "omlxd-api(7) and `/openapi.json` say what can be sent"
         assert daemon.engine.loaded == set()
 
 
@@ -246,6 +249,21 @@ async def test_what_is_known_before_the_first_byte_is_a_real_http_status(
             await api.chat.completions.create(model=model, messages=HELLO, stream=stream)
         assert refused.value.status_code == status
         assert refused.value.code == code
+        assert refused.value.param == ("model" if code == "model_not_found" else None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_a_models_files_are_is_told_on_the_private_socket_only(tmp_path: Path, stream: bool) -> None:
+    async with running(tmp_path, {**TWO, "gone": {}}) as daemon, client(daemon) as api:
+        shutil.rmtree(tmp_path / "gone")
+        inside = await daemon.ask("POST", PATH, {"model": "gone", "messages": HELLO, "stream": stream})
+        assert str(tmp_path) in inside.json["error"]["message"]
+        assert str(tmp_path) in inside.json["error"]["details"]["path"]
+        with pytest.raises(openai.InternalServerError) as refused:
+            await api.chat.completions.create(model="gone", messages=HELLO, stream=stream)
+        assert str(tmp_path) not in refused.value.response.text
+        assert "`gone` cannot be loaded (missing folder)" in refused.value.message
+        assert "`omlxd check`" in refused.value.response.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

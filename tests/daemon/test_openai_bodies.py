@@ -171,6 +171,17 @@ def test_a_wrong_field_of_a_completion_is_named(change: dict[str, Any], param: s
     assert words in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("image_url", "images are not supported"), ("input_audio", "anything but text is not supported")],
+)
+def test_a_part_that_is_not_text_is_one_problem(kind: str, words: str) -> None:
+    part = {"type": kind, kind: {"url": "data:,SECRET"}}
+    with pytest.raises(InvalidRequest) as refused:
+        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, part]}])
+    assert refused.value.message == f"`messages[0].content[1].type`: must be 'text': {words}"
+
+
 def test_fields_that_clients_send_for_the_record_are_taken() -> None:
     record = {"user": "me", "metadata": {"run": "7"}, "safety_identifier": "x", "prompt_cache_key": "y"}
     assert chat(**record, store=False, service_tier="auto", response_format={"type": "text"}).user == "me"

@@ -446,6 +446,21 @@ async def test_speed_does_not_count_the_pause() -> None:
         assert scene.states == {"a": EntryState.LOADED.value}
 
 
+@pytest.mark.parametrize(("tokens", "step_s", "told"), [(3, 0.1, False), (20, 0.001, False), (20, 0.1, True)])
+def test_the_speed_of_a_short_answer_is_not_told(tokens: int, step_s: float, told: bool) -> None:
+    run(_a_speed(tokens, step_s, told))
+
+
+async def _a_speed(tokens: int, step_s: float, told: bool) -> None:
+    scene = scene_of({"a": 100}, step_s=step_s)
+    async with scene.pool as pool:
+        guarded(scene)
+        generation = start(pool, "a", 10, max_tokens=tokens)
+        await generation.text()
+        assert generation.generated_tokens == tokens
+        assert (generation.tokens_per_s is not None) is told
+
+
 @on_virtual_time
 async def test_for_the_oldests_next_block_the_newest_is_parked_and_both_answers_are_whole() -> None:
     scene = scene_of({"a": 100})
@@ -595,3 +610,28 @@ async def test_a_limit_that_stays_too_low_ends_it_with_its_text_at_the_park_dead
         assert 20 < generation.generated_tokens < 200
         assert generation.finish_reason is FinishReason.LENGTH
         assert pool.clock() - parked_at_s == pytest.approx(300, abs=2)
+
+
+@pytest.mark.parametrize("parked_s", [0.0, 5.0], ids=["parked just now", "parked for a while"])
+def test_a_drain_does_not_wait_for_what_the_lowered_limit_never_lets_go_on(parked_s: float) -> None:
+    run(_a_drain_under_a_low_limit(parked_s))
+
+
+async def _a_drain_under_a_low_limit(parked_s: float) -> None:
+    scene = scene_of({"a": 100})
+    async with scene.pool as pool:
+        enforcer = scene.enforcer(500, hard_mib=520, policy=Policy.GRACEFUL)
+        enforcer.start()
+        generation = start(pool, "a", 3000, max_tokens=200)
+        await until(lambda: generation.generated_tokens > 20)
+        enforcer.max_bytes = 50 * MIB  # less than its model
+        await until(lambda: generation.state is RequestState.PARKED)
+        await asyncio.sleep(parked_s)
+        pool.stop_admitting()
+        began_s = pool.clock()
+        await pool.drain(30.0)
+        assert pool.clock() - began_s < 5.0
+        assert await generation.text() == words(generation.generated_tokens)
+        assert generation.finish_reason is FinishReason.LENGTH
+        (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert "going on takes its text so far" in event.fields["reason"]

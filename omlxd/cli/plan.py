@@ -126,7 +126,7 @@ def _state(home: Home) -> SavedState:
     try:
         return parse_state(home.state.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return SavedState()  # there is none, or a damaged one, which is the daemon's to move aside
+        return SavedState()  # there is none, or one that is no text, which is the daemon's to move aside
 
 
 def _limits_to_come(manifest: Manifest, state: SavedState) -> MemoryLimits:

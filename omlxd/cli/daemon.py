@@ -97,11 +97,27 @@ def restart(
         options = options.over(stopped.options)
         output.note(f"omlxd stopped (pid {stopped.pid})")
     except DaemonNotRunning:
-        output.note("the daemon was not running")
+        before = {key: value for key, value in _start_of_a_crashed(home).items() if getattr(options, key, "") is None}
+        options = options.over(before)
+        output.note("the daemon was not running" + (f"; its start said: {_said(before)}" if before else ""))
     if service is None:
         _start(home, options)
     else:
         output.data(ready_line(service.start(), client))
+
+
+def _start_of_a_crashed(home: Home) -> Mapping[str, str]:
+    """What the start of the last daemon was told, when that did not end in order; else nothing."""
+    from omlxd.daemon.state_file import parse_state
+
+    try:
+        return parse_state(home.state.read_text(encoding="utf-8")).start if home.state.is_file() else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _said(options: Mapping[str, str]) -> str:
+    return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in options.items())
 
 
 def _status(client: Client) -> Mapping[str, Any]:

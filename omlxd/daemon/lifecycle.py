@@ -35,7 +35,7 @@ from omlxd.daemon.log_console import Console
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.reloading import Parts, Reloader
-from omlxd.daemon.restoring import note_the_end, note_what_is_loaded
+from omlxd.daemon.restoring import note_the_end, note_the_start, note_what_is_loaded
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.signals import Hangup, signals_to, stacks_on_request
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
@@ -170,6 +170,7 @@ async def _run(
             hangup.reload_with(reloader.on_signal)
             manager.ready()
             await daemon.state_file.try_writing()
+            await note_the_start(daemon, config.manifest_path, config.home)
             warnings = (*daemon.enforcer.limits.warnings, *daemon.state_file.warnings)
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, warnings))
             daemon.in_background(_become_ready(daemon))

@@ -9,7 +9,7 @@ from omlxd.core.manifest import max_memory_bytes
 from omlxd.core.states import Level
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.pinning import require_room_for
-from omlxd.daemon.state_file import SavedLimit
+from omlxd.daemon.state_file import SavedLimit, SavedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,11 @@ async def change_limit(daemon: Daemon, max_memory: str | int, *, force: bool = F
     done = await put_in_force(daemon, set_limit)
     daemon.flags = replace(daemon.flags, max_memory=None)  # said later than the command line was
     saved = SavedLimit(str(max_memory), str(daemon.manifest.daemon.max_memory))
-    unsaved = await daemon.state_file.change(lambda state: replace(state, limit=saved))
+
+    def with_limit(state: SavedState) -> SavedState:
+        return replace(state, limit=saved, start={k: v for k, v in state.start.items() if k != "max_memory"})
+
+    unsaved = await daemon.state_file.change(with_limit)
     return replace(done, warnings=(*done.warnings, *unsaved))
 
 

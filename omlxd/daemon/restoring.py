@@ -6,12 +6,14 @@ Until the start has tried them all, the list of the last daemon stays: whoever e
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from omlxd.core.events import Event, EventName
 from omlxd.core.manifest import Restore
 from omlxd.core.states import DaemonState
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.home import Home
 
 
 def keep_what_is_loaded(daemon: Daemon) -> None:
@@ -36,10 +38,19 @@ async def note_what_is_loaded(daemon: Daemon, newest: str | None = None) -> None
 
 async def note_the_end(daemon: Daemon, *, was_ready: bool) -> None:
     """Leave word for the successor; before all models were tried, the word that was found is the right one."""
+    await daemon.state_file.change(lambda state: replace(state, start={}))
     if was_ready:
         await note_what_is_loaded(daemon)
     if daemon.stop.to_restart:
         await daemon.state_file.change(lambda state: replace(state, restart=True))
+
+
+async def note_the_start(daemon: Daemon, manifest: Path, home: Home) -> None:
+    """Write down what the command line said, so that a restart after a crash can say it again."""
+    said = {key: value for key, value in daemon.flags.to_json().items() if value is not None}
+    if manifest != home.manifest:
+        said["manifest"] = str(manifest)
+    await daemon.state_file.change(lambda state: replace(state, start=said))
 
 
 def wanted_first(daemon: Daemon) -> list[EnginePoolEntry]:

@@ -65,6 +65,7 @@ class SavedState:
         learned: by model, what it was measured to take.
         loaded: the models in memory, the one that was used last first.
         restart: the daemon ended for a successor that is to load them again.
+        start: what the command line of the daemon that runs said and still holds; empty once it has ended in order.
     """
 
     limit: SavedLimit | None = None
@@ -72,6 +73,7 @@ class SavedState:
     learned: Mapping[str, LearnedSizes] = field(default_factory=dict)
     loaded: tuple[str, ...] = ()
     restart: bool = False
+    start: Mapping[str, str] = field(default_factory=dict)
 
     def max_memory(self, manifest_max_memory: str) -> str | None:
         """The limit set at run time, while the manifest still says what it said then."""
@@ -234,6 +236,7 @@ def salvage(text: str) -> tuple[SavedState, tuple[str, ...]]:
         learned=read_each("learned", _learned),
         loaded=read("loaded", document.get("loaded"), _names) or (),
         restart=document.get("restart") is True,
+        start=read_each("start", _text),
     )
     return state, tuple(lost)
 
@@ -253,6 +256,8 @@ def render_state(state: SavedState) -> str:
         document["restart"] = True
     if state.loaded:
         document["loaded"] = list(state.loaded)
+    if state.start:
+        document["start"] = dict(state.start)
     if state.pins:
         document["pins"] = {
             name: {"pinned": pin.pinned, "manifest_pinned": pin.manifest_pinned} for name, pin in state.pins.items()
@@ -360,6 +365,12 @@ def _names(value: Any) -> tuple[str, ...]:
 def _table(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("is no table")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("is no text")
     return value
 
 

@@ -348,6 +348,32 @@ def test_a_restart_says_again_what_the_start_was_told(
     assert command[-1] == "--restarted"
 
 
+def test_a_restart_after_a_crash_says_the_options_of_the_start_again_and_names_them(omlxd: Omlxd, home: Path) -> None:
+    (home / "omlxd.toml").write_text('[api]\nlisten = "off"\n')
+    start = ["--max-memory", "100M", "--hard-limit", "200M", "--policy", "reference"]
+    try:
+        assert omlxd("start", *start).returncode == 0
+        for limit, expected in ((None, "100 MiB"), ("80M", "80.0 MiB")):
+            if limit:
+                assert omlxd("limit", limit).returncode == 0
+            pid = int((home / "omlxd.lock").read_text())
+            os.kill(pid, signal.SIGKILL)
+            assert wait_until_gone(Home(home), pid, timeout_s=30)
+            restarted = omlxd("restart")
+            assert restarted.returncode == 0, restarted.stderr
+            assert "was not running; its start said: " in restarted.stderr
+            assert "--hard-limit 200M" in restarted.stderr
+            assert f"limit {expected}\n" in restarted.stdout
+            status = json.loads(omlxd("status", "--json").stdout)
+            assert status["memory"]["hard_limit"] == 200 * 2**20
+            assert status["enforcer"]["policy"] == "reference"
+        assert omlxd("stop", "--now").returncode == 0
+        ended = omlxd("restart")
+        assert ended.stderr == "the daemon was not running\n"
+    finally:
+        omlxd("stop", "--now")
+
+
 def test_a_daemon_that_dies_without_a_word_is_told_by_the_end_of_its_log(stand_in: Stand) -> None:
     home = stand_in("""
     line = {"ts": time.time(), "level": "error", "event": "engine_failed", "error": "MLX is gone"}

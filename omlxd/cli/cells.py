@@ -35,8 +35,8 @@ def plain(text: str) -> str:
 
 
 def model_state(model: Mapping[str, Any]) -> Text:
-    """`loaded`, or `loading 42%`."""
-    state, progress = model["state"], model["load_progress"]
+    """`loaded`, `loading 42%`, or nothing where no daemon knows it."""
+    state, progress = model["state"] or NOTHING, model["load_progress"]
     text = f"{state} {100 * progress:.0f}%" if state == "loading" and progress is not None else state
     return Text(text, style=STATE_STYLES.get(state, ""))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from omlxd.core.errors import DaemonNotRunning, NotPermitted, OmlxError, Unreach
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 ANSWER_TIMEOUT_S: Final = 10.0
+_GONE_WITHIN_S: Final = 1.0
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -69,8 +71,20 @@ class Client:
     def sse(self, path: str, body: Mapping[str, Any]) -> Generator[str | dict[str, Any], None, None]:
         """Server-sent events of a POST: comments as text, `data:` as dicts, until `[DONE]`.
 
-        Raises the daemon's error when a `data:` frame is one, and Unreachable when the stream breaks off.
+        Raises the daemon's error when a `data:` frame is one, and Unreachable when the stream breaks off, which says
+        whether the daemon is still there.
         """
+        try:
+            yield from self._events(path, body)
+        except Unreachable as error:
+            if error.hint != _LOOK_AT_LOGS or not self._has_died():
+                raise
+            raise Unreachable(
+                "the daemon died before the answer was complete",
+                hint="`omlxd start` starts it again; `omlxd logs -n 20` shows what it did last",
+            ) from error
+
+    def _events(self, path: str, body: Mapping[str, Any]) -> Generator[str | dict[str, Any], None, None]:
         with self._answer("POST", path, body, accept=EVENT_STREAM, timeout_s=None) as answer:
             for raw in answer:
                 line = raw.decode("utf-8", "replace").rstrip("\r\n")
@@ -87,6 +101,19 @@ class Client:
                         raise from_json(found["error"])
                     yield found
             raise Unreachable("the daemon closed the stream before the answer was complete", hint=_LOOK_AT_LOGS)
+
+    def _has_died(self) -> bool:
+        """Whether nobody is there any longer; a process that was killed may take a moment to let go of its lock."""
+        deadline_s = time.monotonic() + _GONE_WITHIN_S
+        while time.monotonic() < deadline_s:
+            try:
+                self.get("/v1/control/status", timeout_s=_GONE_WITHIN_S)
+                return False
+            except DaemonNotRunning:
+                return True
+            except OmlxError:
+                time.sleep(0.02)
+        return False
 
     @contextmanager
     def _answer(

@@ -9,15 +9,24 @@ import typer
 
 from omlxd.cli import output
 from omlxd.cli.client import Client, model_path
-from omlxd.cli.invocation import client_of
+from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.options import Force, Json, Model
-from omlxd.core.errors import Unreachable, from_json
+from omlxd.core.errors import DaemonNotRunning, Unreachable, from_json
 from omlxd.core.units import format_bytes, format_duration, format_left
 
 
 def models(context: typer.Context, json: Json = False) -> None:
     """List the models of the manifest."""
-    answer = client_of(context).get("/v1/control/models")
+    try:
+        answer = client_of(context).get("/v1/control/models")
+    except DaemonNotRunning as error:
+        home = home_of(context)
+        if not home.manifest.exists():
+            raise
+        from omlxd.cli.models_at_rest import models_at_rest  # pydantic: only here, 60 ms
+
+        answer = models_at_rest(home)
+        output.note(f"{error.message}; `omlxd start` starts it, and then there is a state")
     if json:
         output.data_json(answer)
     elif answer["models"]:

@@ -218,7 +218,7 @@ class Dispatch:
 
     def _generated(self, attempt: Attempt, event: Generated) -> None:
         attempt.prefill_kv_bytes = None
-        attempt.generation.push(event.text, event.tokens, event.token_ids, event.logprobs)
+        attempt.generation.push(event.text, event.tokens, event.token_ids, event.logprobs, event.held_characters)
         if attempt.leaving is None:
             self._pool.growth.generated(attempt.entry.name, attempt.generation.id, event.tokens)
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from omlxd.core.errors import OmlxError
 from omlxd.core.snapshot import Limits
 from omlxd.core.states import FinishReason, RequestState, RequestView
+from omlxd.daemon.told_logprobs import ToldLogprobs
 from omlxd.engine.events import TokenLogprob
 
 LEAST_TOKENS = 3  # fewer after the first, or in less time, and the speed is that of their delivery
@@ -21,7 +22,7 @@ LEAST_S = 0.05
 class Chunk:
     """New text, and the number of tokens behind it (text may be empty: half a character, a possible stop).
 
-    `logprobs` tells how likely each of them was, when that was asked for.
+    `logprobs` tells how likely the tokens were whose text is told with it, when that was asked for.
     """
 
     text: str
@@ -104,6 +105,7 @@ class Generation:
         self._first_tokens = 0
         self._paused_s = 0.0
         self._chunks: deque[Chunk] = deque()
+        self._logprobs = ToldLogprobs()
         self._news = asyncio.Event()
         self._judged = asyncio.Event()
         self._error_told = False
@@ -236,8 +238,9 @@ class Generation:
         tokens: int,
         token_ids: Sequence[int] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
+        held_characters: int = 0,
     ) -> None:
-        """New text arrived."""
+        """New text arrived; more of it may be held back."""
         if self.ended:
             return
         now_s, last_s = self._clock(), self._last_s
@@ -251,7 +254,7 @@ class Generation:
         self.vain_parks, self.vain_s = 0, 0.0
         self.generated += token_ids
         self.generated_tokens += tokens
-        self._chunks.append(Chunk(text, tokens, logprobs))
+        self._chunks.append(Chunk(text, tokens, self._logprobs.add(text, held_characters, logprobs)))
         self._news.set()
 
     def park(self) -> None:
@@ -276,6 +279,8 @@ class Generation:
         if self.ended:
             return False
         self.finish_reason = reason
+        if logprobs := self._logprobs.finish(is_cut=self.stop is not None):
+            self._chunks.append(Chunk("", 0, logprobs))
         self._end(RequestState.FINISHED)
         return True
 

@@ -117,7 +117,8 @@ class Generated(EngineEvent):
     """New text of a request; `tokens` counts the tokens behind it (text may lag: multi-byte characters, stops).
 
     `token_ids` are those tokens; a later order may bring them back as `GenerationOrder.generated`;
-    `logprobs` tells of each of them, when the order asks for it.
+    `logprobs` tells of each of them, when the order asks for it; `held_characters` of text have been made and not told,
+    because they may become a stop sequence.
     """
 
     request: str
@@ -125,6 +126,7 @@ class Generated(EngineEvent):
     tokens: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    held_characters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

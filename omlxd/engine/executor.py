@@ -384,7 +384,9 @@ class PlanExecutor:
         ids = () if token in request.end_ids else (token,)
         logprob = request.logprob()
         logprobs = (logprob,) if logprob is not None and ids else ()
-        self.events.append(Generated(self.next_seq(), name, text, len(ids), ids, logprobs))
+        self.events.append(
+            Generated(self.next_seq(), name, text, len(ids), ids, logprobs, request.text.held_characters)
+        )
         end: FinishReason | OmlxError | None = reason
         if request.problem and (reason is None or not ids):
             end = guide_failed(request.order.model, request.problem)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.wording import shown
+from omlxd.engine.schema_keywords import unknown_keyword
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,20 +26,25 @@ if TYPE_CHECKING:
 KEPT_GRAMMARS = 16
 TREE_BYTES_PER_TOKEN = 640
 """Measured: 31 MB for 49,152 tokens."""
-GUIDANCE = {"whitespace_pattern": r"[ \t]?|\n[ \t]{0,40}"}
-"""One blank, or a line break with its indentation: a model that likes blanks could go on with them for ever."""
+GUIDANCE = {"whitespace_pattern": r"[ \t]?|\n( {0,32}|\t{0,8})"}
+"""Between any two tokens of JSON: one blank, or a line break with its indentation, which is of blanks or of tabs.
+
+A model that likes blanks could go on with them for ever, and one that mixes both is lost in them.
+"""
 
 
 def check_schema(schema: str, *, lenient: bool = False) -> str | None:
     """What is wrong with a JSON Schema, or what of it is not supported; None when answers can be held to it.
 
-    With `lenient`, what is not supported is passed over. Needs no model; takes a millisecond, of a schema of a megabyte
-    up to a second.
+    With `lenient`, what is not supported, or no keyword at all, is passed over. Needs no model; takes a
+    millisecond, of a schema of a megabyte up to a second.
     """
     from llguidance import LLMatcher  # 80 ms
 
     options: Any = {**GUIDANCE, "lenient": lenient}
     try:
+        if not lenient and (unknown := unknown_keyword(json.loads(schema))) is not None:
+            return unknown
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=options)
         is_wrong, found = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits())
     except (ValueError, RecursionError) as error:  # nested too deep

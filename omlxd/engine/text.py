@@ -203,6 +203,11 @@ class StreamText:
         self._held = ""
         self.stopped_by: str | None = None
 
+    @property
+    def held_characters(self) -> int:
+        """How much text is made and not told."""
+        return len(self._held)
+
     def add(self, token: int) -> tuple[str, bool]:
         """Text that is certain now, and whether a stop sequence was completed (it is not part of the text)."""
         self._detokenizer.add_token(token)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Omlxd
 from tests.cli.fake_daemon import CHAT, MEMORY, MIB, SMALL, STATUS, FakeDaemon, as_json, as_lines, model_json
+from tests.fakes.daemon import model_folder
 
 Golden = Callable[[str, str], None]
 
@@ -187,6 +190,29 @@ def test_pin_and_unpin(omlxd: Omlxd, fake: FakeDaemon) -> None:
 def test_a_name_with_a_slash_stays_one_part_of_the_path(omlxd: Omlxd, fake: FakeDaemon) -> None:
     assert omlxd("unpin", "../stop?x").returncode == 4
     assert fake.seen[0][1] == "/v1/control/models/..%2Fstop%3Fx/unpin"
+
+
+def test_models_come_from_the_manifest_where_no_daemon_runs(omlxd: Omlxd, home: Path) -> None:
+    (home / "omlxd.toml").write_text(
+        '[models.one]\npath = "one"\npin = true\naliases = ["uno"]\n[models.gone]\npath = "gone"\n'
+    )
+    model_folder(home / "one", 3 * MIB)
+    done = omlxd("models")
+    assert done.returncode == 0
+    assert done.stderr == "the daemon is not running; `omlxd start` starts it, and then there is a state\n"
+    heading, one, gone = done.stdout.splitlines()
+    assert heading.split()[:2] == ["MODEL", "STATE"]
+    assert one.split()[:2] == ["one", "-"]
+    assert "3.00 MiB" in one
+    assert "pinned" in one
+    assert gone.split()[:3] == ["gone", "-", "-"]
+    done = omlxd("models", "--json")
+    assert done.returncode == 0
+    assert done.stderr.startswith("the daemon is not running")
+    first, second = json.loads(done.stdout)["models"]
+    assert set(first) == set(asdict(CHAT))  # as a daemon has it
+    assert (first["name"], first["state"], first["pinned"], first["aliases"]) == ("one", None, True, ["uno"])
+    assert "does not exist" in second["error"]
 
 
 def test_limit_without_a_size_shows_the_limits(omlxd: Omlxd, fake: FakeDaemon) -> None:

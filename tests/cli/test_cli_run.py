@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,20 @@ def test_a_stream_that_just_stops_is_not_an_answer(omlxd: Omlxd, fake: FakeDaemo
     fake.routes[CHAT_ROUTE] = as_events(chunk("Half"), done=False)
     done = omlxd("run", "chat", "hello")
     assert (done.returncode, done.stdout) == (69, "Half\n")
+    assert done.stderr.startswith("error: the daemon closed the stream before the answer was complete\n")
+
+
+def test_a_daemon_that_dies_in_the_middle_of_an_answer_is_said_to_have_died(
+    omlxd: Omlxd, home: Path, fake: FakeDaemon
+) -> None:
+    def died(body: dict[str, Any]) -> Any:
+        (home / "omlxd.sock").unlink()
+        return as_events(chunk("Half"), done=False)(body)
+
+    fake.routes[CHAT_ROUTE] = died
+    done = omlxd("run", "chat", "hello")
+    assert (done.returncode, done.stdout) == (69, "Half\n")
+    assert done.stderr.startswith("error: the daemon died before the answer was complete\nhint: `omlxd start`")
 
 
 def test_ctrl_c_ends_the_answer_and_closes_the_connection(fake: FakeDaemon, environment: dict[str, str]) -> None:

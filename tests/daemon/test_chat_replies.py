@@ -216,6 +216,16 @@ async def test_the_openai_client_gets_log_probabilities_whole_and_streamed(tmp_p
         assert [one for logprobs in told if logprobs for one in logprobs.content or []] == found
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_those_of_the_text_that_a_stop_word_left(tmp_path: Path, stream: bool) -> None:
+    body = {"model": "chat", "messages": HELLO, "logprobs": True, "stop": "!", "stream": stream}
+    async with running(tmp_path, MODELS, engine=saying("a", "b", "!c", "d")) as daemon:
+        answer = await daemon.ask("POST", PATH, body)
+        choices = [frame["choices"][0] for frame in frames(answer.body)[:-1]] if stream else answer.json["choices"]
+        told = [one for choice in choices if choice.get("logprobs") for one in choice["logprobs"]["content"]]
+        assert len(told) == 2
+
+
 async def test_log_probabilities_of_a_completion_are_four_lists(tmp_path: Path) -> None:
     async with running(tmp_path, MODELS) as daemon, client(daemon) as api:
         options: Any = {"model": "chat", "prompt": "go", "max_tokens": 3, "logprobs": 1}

@@ -320,6 +320,59 @@ def test_a_schema_is_judged_without_a_model(schema: Any, problem: str | None) ->
     assert (check_schema(json.dumps(schema), lenient=True) is None) == (problem is None or unsupported)
 
 
+@pytest.mark.parametrize(
+    ("blank", "is_allowed"),
+    [
+        *((blank, True) for blank in (" ", "\t", "\n", "\n    ", "\n\t\t")),
+        *((blank, False) for blank in ("  ", "\n\n", " \n", "\n\t ", "\n \t", "\n" + 33 * " ", "\n" + 9 * "\t")),
+    ],
+)
+def test_between_any_two_tokens_of_json_is_one_blank_or_a_line_break_with_its_indentation(
+    make: Callable[..., ChatCodec], blank: str, is_allowed: bool
+) -> None:
+    codec = make()
+    tokens = ("{", '"a"', ":", "[", "1", ",", "2", "]", ",", '"b"', ":", "true", "}")
+    for at in range(1, len(tokens)):
+        text = "".join(tokens[:at]) + blank + tokens[at]
+        walk = guide(codec, AnswerForm('{"type":"object"}'))
+        assert (takes(codec, walk, text) == text) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"maxLenght": 2}, "`maxLenght` is no keyword of JSON Schema; did you mean `maxLength`?"),
+        ({"properties": {"a": {"propertis": {}}}}, "`propertis` in `properties.a`"),
+        ({"items": {"anyOf": [{}, {"requird": []}]}}, "`requird` in `items.anyOf.1`"),
+        ({"$defs": {"a": {"minimun": 1}}}, "`minimun` in `$defs.a`"),
+        (
+            {"components": {"schemas": {"a": {"type": "string", "patern": "a"}}}, "$ref": "#/components/schemas/a"},
+            "patern",
+        ),
+        ({"components": {}}, "components"),
+    ],
+)
+def test_a_word_that_is_no_keyword_is_refused_where_the_schema_has_to_be_followed(schema: Any, problem: str) -> None:
+    assert problem in (check_schema(json.dumps(schema)) or "")
+    assert check_schema(json.dumps(schema), lenient=True) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"maxLenght": {"type": "string"}}, "required": ["maxLenght"]},
+        {"enum": [{"maxLenght": 1}]},
+        {"const": {"maxLenght": 1}},
+        {"default": {"maxLenght": 1}, "examples": [{"maxLenght": 1}]},
+        {"x-order": 1, "title": "T", "$comment": "c", "readOnly": True, "nullable": True},
+        {"$ref": "#/components/schemas/a", "components": {"schemas": {"a": {"type": "string"}}}},
+        {"additionalProperties": False, "items": True},
+    ],
+)
+def test_names_and_values_and_notes_are_no_keywords(schema: Any) -> None:
+    assert check_schema(json.dumps(schema)) is None
+
+
 def test_a_schema_nested_without_end_is_refused_and_breaks_nothing() -> None:
     assert check_schema('{"items":' * 3000 + "{}" + "}" * 3000)
 

@@ -64,6 +64,14 @@ def test_text_that_may_become_a_stop_sequence_is_held_until_it_cannot() -> None:
     assert text.add(2) == ("END!", False)
 
 
+def test_it_tells_how_much_is_held_back() -> None:
+    text, held = StreamText(Pieces(["one E", "N", "D!"]), ("END.",)), []
+    for token in range(3):
+        text.add(token)
+        held.append(text.held_characters)
+    assert held == [1, 2, 0]
+
+
 @given(text=letters, stop=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
 def test_the_held_length_is_the_longest_end_that_begins_a_stop_sequence(text: str, stop: list[str]) -> None:
     expected = max((size for word in stop for size in range(1, len(word)) if text.endswith(word[:size])), default=0)

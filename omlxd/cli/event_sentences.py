@@ -229,7 +229,11 @@ def _request_refused(record: Record) -> str:
 
 
 def _state_file_damaged(record: Record) -> str:
-    return f"{named(record.get('path'))} is damaged and was moved to {named(record.get('moved_to'))}{_because(record)}"
+    path = named(record.get("path"))
+    if "moved_to" not in record:
+        return f"{path} is damaged and could not be moved away{_because(record)}"
+    deed = "partly damaged and was kept as" if record.get("kept") is True else "damaged and was moved to"
+    return f"{path} is {deed} {named(record.get('moved_to'))}{_because(record)}"
 
 
 def _state_file_not_saved(record: Record) -> str:

@@ -58,7 +58,7 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
 
     Nothing is loaded.
     """
-    from omlxd.daemon.manifest_file import check_models, read_manifest  # pydantic: only here, 60 ms
+    from omlxd.daemon.manifest_file import check_models, read_manifest, with_file_problems  # pydantic: only here, 60 ms
     from omlxd.daemon.state_file import read_state
 
     path = _path(context, manifest)
@@ -66,9 +66,11 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
         found = read_manifest(path)
         limits = _limits(found)
     except ManifestInvalid as error:
+        invalid = with_file_problems(error, path)
         if json:
-            output.data_json({"schema": SCHEMA, "manifest": str(path), "problems": list(error.problems), "models": []})
-        raise
+            problems = list(invalid.problems)
+            output.data_json({"schema": SCHEMA, "manifest": str(path), "problems": problems, "models": []})
+        raise invalid from error
     reports = check_models(found, limits.soft_bytes)
     verdict = _verdict(found, reports, limits)
     for warning in limits.warnings:

@@ -13,9 +13,10 @@ from omlxd.cli.daemon import ready_line
 from omlxd.cli.holder import holder_of
 from omlxd.cli.invocation import home_of
 from omlxd.cli.options import Json, ManifestFile
-from omlxd.cli.service_spec import host_of, spec_of
+from omlxd.cli.service_spec import drain_timeout_of, host_of, spec_of
 from omlxd.cli.supervised import Service
-from omlxd.core.errors import AlreadyRunning, InvalidRequest
+from omlxd.core.errors import AlreadyRunning, InvalidRequest, ManifestInvalid
+from omlxd.core.manifest import DaemonSettings
 from omlxd.core.states import SCHEMA
 from omlxd.daemon.home import Home, find_home
 from omlxd.service.host import ServiceHost, ServiceState, ServiceView
@@ -45,7 +46,7 @@ def install(
     from omlxd.daemon.sockets import prepare_home
 
     home, host = home_of(context), host_of(system)
-    name, spec = _name(home), spec_of(home, manifest, env or (), system=system)
+    name, spec = _name(home), spec_of(home, manifest, env or (), drain_timeout_of(home, manifest), system=system)
     before = host.view(name)  # where the system does not answer, nothing is written
     if not system:
         prepare_home(home)
@@ -126,7 +127,13 @@ def status(context: typer.Context, system: System = False, json: Json = False) -
 @service.command()
 def show(context: typer.Context, manifest: ManifestFile = None, env: Variables = None, system: System = False) -> None:
     """Show the file that `install` would write, and write nothing."""
-    spec = spec_of(home_of(context), manifest, env or (), system=system)
+    home = home_of(context)
+    try:
+        drain_timeout_s = drain_timeout_of(home, manifest)
+    except ManifestInvalid as error:
+        drain_timeout_s = DaemonSettings().drain_timeout_s
+        output.warn(f"{error.message}; `omlxd service install` would refuse it")
+    spec = spec_of(home, manifest, env or (), drain_timeout_s, system=system)
     sys.stdout.write(host_of(system).text(spec))
 
 

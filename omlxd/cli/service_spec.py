@@ -44,29 +44,35 @@ def host_of(system: bool) -> ServiceHost:
     raise OmlxError(f"there is no service manager for `{sys.platform}`", hint="`omlxd start` starts the daemon")
 
 
-def spec_of(home: Home, manifest: Path | None, variables: Iterable[str], *, system: bool) -> ServiceSpec:
+def drain_timeout_of(home: Home, manifest: Path | None) -> float:
+    """How long the daemon may drain, in seconds; raises ManifestInvalid: a service would only fail with it later."""
+    from omlxd.daemon.manifest_file import read_manifest  # pydantic: only here, 60 ms
+
+    return read_manifest(StartOptions(manifest=manifest).path(home)).daemon.drain_timeout_s
+
+
+def spec_of(
+    home: Home, manifest: Path | None, variables: Iterable[str], drain_timeout_s: float, *, system: bool
+) -> ServiceSpec:
     """The service of this home.
 
     Args:
         home: the daemon's directory.
         manifest: as `--manifest` names it.
         variables: `NAME=VALUE`, or `NAME` for the value it has here.
+        drain_timeout_s: as the manifest has it.
         system: a daemon of the machine, for the user who calls `sudo`.
 
     Raises:
-        ManifestInvalid: the manifest is missing or wrong; a service would only fail with it later.
         InvalidRequest, NotPermitted: a variable, or who calls, is wrong.
     """
-    from omlxd.daemon.manifest_file import read_manifest  # pydantic: only here, 60 ms
-
     options = StartOptions(manifest=manifest)
-    settings = read_manifest(options.path(home)).daemon
     return ServiceSpec(
         name=service_name(home.root, find_home(None, {}).root),
         command=tuple(options.arguments(home)),
         error_file=home.daemon_err,
         environment=_kept(os.environ) | _asked(variables),
-        stop_timeout_s=settings.drain_timeout_s + AFTER_DRAIN_S,
+        stop_timeout_s=drain_timeout_s + AFTER_DRAIN_S,
         user=_caller_of_sudo(os.environ) if system else None,
     )
 

@@ -154,9 +154,18 @@ def _told(problem: Any) -> tuple[str, str]:
         return "", "the body must be a JSON object"
     if location[-1] == "content" and problem["type"] in ("string_type", "list_type", "too_short"):
         return named, _CONTENT
+    if (plain := _LENGTHS.get(problem["type"])) is not None:
+        is_empty = problem["ctx"].get("min_length") == 1
+        return named, "must not be empty" if is_empty else plain.format(**problem["ctx"])
     return named, _lowered(str(problem["msg"]))
 
 
+_LENGTHS = {
+    "too_short": "must have at least {min_length} items, and has {actual_length}",
+    "too_long": "must have at most {max_length} items, and has {actual_length}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+}
 _OF_FIELD = "of field "
 _CONTENT = "must be a string, or a list of parts; neither of them empty"
 UNION_WORDS = {

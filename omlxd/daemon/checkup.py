@@ -97,7 +97,7 @@ def check_home(home: Home, settings: DaemonSettings, *, running: bool, pid: int 
         return [warning("home", f"`{home.root}` does not exist yet", "`omlxd init`"), judge_clock(time.time(), 0.0)]
     most_bytes = settings.log_max_size_bytes * (settings.log_backups + 1) + BESIDE_THE_LOG_BYTES
     stale = [] if running else [home.state.with_name(f"{home.state.name}.new")]
-    stale += [home.state.with_name(f"{home.state.name}.damaged")]
+    stale += sorted(home.root.glob(f"{home.state.name}.damaged*"))
     checks: Sequence[tuple[str, Callable[[], Finding]]] = (
         ("home", lambda: _home(home.root)),
         ("lock", lambda: _lock(home.lock, running, pid)),

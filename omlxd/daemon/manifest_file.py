@@ -102,6 +102,33 @@ def check_models(manifest: Manifest, soft_bytes: int = 0) -> list[ModelReport]:
     return [_report(model, soft_bytes) for model in manifest.models.values()]
 
 
+def with_file_problems(error: ManifestInvalid, path: Path) -> ManifestInvalid:
+    """The error, and beside its problems those of the files of every model whose own table is well."""
+    try:
+        raw = _toml(read_text(path), path)
+    except OmlxError:
+        return error
+    found = placed(_file_problems(raw, path), path)
+    if not found:
+        return error
+    with_all = _invalid(path, [*error.problems, *found])
+    with_all.hint = error.hint
+    return with_all
+
+
+def _file_problems(raw: Mapping[str, Any], path: Path) -> Iterator[str]:
+    models = raw.get("models")
+    for name, written in models.items() if isinstance(models, dict) else ():
+        try:
+            table = ModelTable.model_validate(written, context={"folder": path.parent})
+        except ValidationError:
+            continue
+        if (table.path is None) is (table.repo is None) or not is_model_name(name):
+            continue
+        where = dotted(("models", name, "path" if table.repo is None else "repo"))
+        yield from (f"{where}: {problem}" for problem in _report(_model(name, table), 0).problems)
+
+
 def _report(model: ModelSettings, soft_bytes: int) -> ModelReport:
     folder: Path | None = None
     try:

@@ -1,28 +1,33 @@
 """`state.toml`: what the user set at run time and what omlxd learned; survives restarts, written atomically.
 
 A run-time value holds until the manifest's own value changes, so each is saved with the manifest's value of that
-moment. A file that cannot be read is moved aside and the daemon starts without it.
+moment. What is damaged of the file is left out and told, and the file is kept beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 
-from omlxd.core.errors import StartFailed
+from omlxd.core.errors import InvalidRequest, StartFailed
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.learned_costs import LearnedCosts
-from omlxd.core.manifest import Manifest
+from omlxd.core.manifest import AUTO, Manifest
+from omlxd.core.units import parse_limit
 from omlxd.daemon.files import open_regular
 
 SCHEMA = 1
+_MOST_DAMAGED = 9  # copies that are kept; the next one takes the place of the newest
+_T = TypeVar("_T")
 _KINDS: Mapping[str, type] = {"int": int, "float": float}
 
 
@@ -108,7 +113,7 @@ class SavedState:
 
 
 def read_state(path: Path) -> SavedState:
-    """What is saved there; nothing when there is none, or a damaged one, which is the daemon's to move aside."""
+    """What is saved there; nothing when there is none, or one that is no text, which is the daemon's to move aside."""
     try:
         return parse_state(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -121,6 +126,7 @@ class StateFile:
     def __init__(self, path: Path, emit: Emit) -> None:
         self.path = path
         self.state = SavedState()
+        self.warnings: tuple[str, ...] = ()  # what whoever starts the daemon should know
         self._emit = emit
         self._writing = asyncio.Lock()
         self._written: SavedState | None = None
@@ -128,16 +134,19 @@ class StateFile:
         self._tasks: set[asyncio.Task[tuple[str, ...]]] = set()
 
     def load(self) -> SavedState:
-        """Read the file; damaged, it is moved to `state.toml.damaged` with a warning."""
+        """Read the file; what is damaged of it is left out and told, and the file is kept as `state.toml.damaged`."""
+        self.state = SavedState()
+        lost: tuple[str, ...] = ()
         try:
             with os.fdopen(open_regular(self.path, os.O_RDONLY), encoding="utf-8") as file:
-                self.state = parse_state(file.read())
+                self.state, lost = salvage(file.read())
         except FileNotFoundError:
-            self.state = SavedState()
-        except (OSError, StartFailed, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-            self._move_aside(error)
-            self.state = SavedState()
+            pass
+        except (OSError, StartFailed, ValueError) as error:  # UnicodeDecodeError is a ValueError
+            lost = (str(error),)
         self._written = self.state
+        if lost:
+            self._set_aside("; ".join(lost))
         return self.state
 
     async def change(self, update: Callable[[SavedState], SavedState]) -> tuple[str, ...]:
@@ -181,43 +190,59 @@ class StateFile:
                 return (f"in force, but not saved: {reason}",)
         return ()
 
-    def _move_aside(self, error: Exception) -> None:
-        aside = self.path.with_name(self.path.name + ".damaged")
-        fields = {"path": str(self.path), "moved_to": str(aside), "reason": str(error)}
+    def _set_aside(self, reason: str) -> None:
+        """Keep the damaged file, write anew what could be read of it, and tell both."""
+        kept = self.state != SavedState()
+        fields = {"path": str(self.path), "reason": reason, "kept": kept}
         try:
-            self.path.replace(aside)
-        except OSError as failure:
-            fields["moved_to"] = f"not moved: {failure.strerror}"
+            fields["moved_to"] = str(_moved(self.path, copy=kept))
+        except OSError as error:
+            fields["not_moved"] = error.strerror or type(error).__name__
+        if kept:
+            try:
+                write_atomically(self.path, render_state(self.state))
+            except OSError:
+                self._written = None  # the damaged file stands as it was; the next change tries again
         self._emit(Event(EventName.STATE_FILE_DAMAGED, level=EventLevel.WARNING, fields=fields))
+        where = f"it is kept as `{fields['moved_to']}`" if "moved_to" in fields else "it is where it was"
+        self.warnings = (
+            *self.warnings,
+            f"`{self.path}` is damaged, {where}; {'the rest of it holds' if kept else 'nothing of it holds'}: {reason}",
+        )
+
+
+def salvage(text: str) -> tuple[SavedState, tuple[str, ...]]:
+    """What can be read of what `render_state` wrote, each value on its own, and what is wrong with the rest."""
+    document, lost = _document(text)
+    if (schema := document.get("schema")) != SCHEMA and not lost:
+        lost.append(f"`schema` is {schema!r}; this omlxd reads {SCHEMA}")
+
+    def read(name: str, value: Any, parse: Callable[[Any], _T]) -> _T | None:
+        try:
+            return None if value is None else parse(value)
+        except (KeyError, ValueError, InvalidRequest) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            lost.append(f"`{name}`: {why}")
+            return None
+
+    def read_each(name: str, parse: Callable[[Any], _T]) -> dict[str, _T]:
+        table = read(name, document.get(name), _table) or {}
+        found = {key: read(f"{name}.{key}", value, parse) for key, value in table.items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    state = SavedState(
+        limit=read("limit", document.get("limit"), _limit),
+        pins=read_each("pins", lambda pin: SavedPin(**_typed(pin, pinned=bool, manifest_pinned=bool))),
+        learned=read_each("learned", _learned),
+        loaded=read("loaded", document.get("loaded"), _names) or (),
+        restart=document.get("restart") is True,
+    )
+    return state, tuple(lost)
 
 
 def parse_state(text: str) -> SavedState:
-    """The state that `render_state` wrote, of this or an older schema.
-
-    Raises:
-        ValueError: it is not TOML, of a newer schema, or a value has the wrong type.
-    """
-    document = tomllib.loads(text)
-    schema = document.get("schema")
-    if schema != SCHEMA:
-        raise ValueError(f"`schema` is {schema!r}; this omlxd reads {SCHEMA}")
-    limit = document.get("limit")
-    try:
-        return SavedState(
-            limit=None if limit is None else SavedLimit(**_typed(limit, max_memory=str, manifest_max_memory=str)),
-            pins={
-                name: SavedPin(**_typed(pin, pinned=bool, manifest_pinned=bool))
-                for name, pin in _table(document, "pins").items()
-            },
-            learned={
-                name: LearnedSizes(**_typed(sizes, fingerprint=str, weights_bytes=int), costs=_costs(sizes))
-                for name, sizes in _table(document, "learned").items()
-            },
-            loaded=_names(document.get("loaded", [])),
-            restart=document.get("restart") is True,
-        )
-    except (KeyError, AttributeError) as error:
-        raise ValueError(f"{error} is missing or no table") from None
+    """What can be read of what `render_state` wrote, of this or another schema."""
+    return salvage(text)[0]
 
 
 def render_state(state: SavedState) -> str:
@@ -267,24 +292,74 @@ def write_atomically(path: Path, text: str) -> None:
         os.close(directory)
 
 
+def _document(text: str) -> tuple[dict[str, Any], list[str]]:
+    """The TOML document, and why not all of it: where one table is no TOML, the others are read without it."""
+    try:
+        return tomllib.loads(text), []
+    except tomllib.TOMLDecodeError as error:
+        document, lost = dict[str, Any](), [str(error)]
+    for table in re.split(r"^(?=\[)", text, flags=re.MULTILINE):
+        try:
+            found = tomllib.loads(table)
+        except tomllib.TOMLDecodeError:
+            continue
+        _merge(document, found)
+    return document, lost
+
+
+def _merge(document: dict[str, Any], found: Mapping[str, Any]) -> None:
+    for key, value in found.items():
+        if isinstance(value, dict) and isinstance(document.get(key), dict):
+            _merge(document[key], value)
+        else:
+            document[key] = value
+
+
+def _moved(path: Path, *, copy: bool) -> Path:
+    """Give the file another name that is free, so that an older damaged one stays; `copy` keeps this name too."""
+    names = [f"{path.name}.damaged", *(f"{path.name}.damaged-{number}" for number in range(2, _MOST_DAMAGED + 1))]
+    for aside in map(path.with_name, names):
+        if copy and aside.exists() and aside.samefile(path):
+            return aside  # from an earlier start, which could not write it anew
+        if not os.path.lexists(aside):
+            break
+    if copy:
+        with contextlib.suppress(OSError):  # a file system without hard links
+            aside.unlink(missing_ok=True)
+            os.link(path, aside)
+            return aside
+    return path.replace(aside)
+
+
 def _costs(sizes: Mapping[str, Any]) -> LearnedCosts | None:
     """What was measured; None when nothing was, or an older omlxd wrote other figures: they are measured again."""
     kinds = {each.name: _KINDS[str(each.type)] for each in fields(LearnedCosts)}
     costs = sizes.get("costs", {})
-    return LearnedCosts(**_typed(costs, **kinds)) if kinds.keys() == costs.keys() else None
+    known = isinstance(costs, dict) and kinds.keys() == costs.keys()
+    return LearnedCosts(**_typed(costs, **kinds)) if known else None
 
 
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError("`loaded` is no list of names")
+        raise ValueError("is no list of names")
     return tuple(value)
 
 
-def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = document.get(name, {})
-    if not isinstance(table, dict):
-        raise ValueError(f"`{name}` is no table")
-    return table
+def _table(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("is no table")
+    return value
+
+
+def _limit(value: Any) -> SavedLimit:
+    limit = SavedLimit(**_typed(value, max_memory=str, manifest_max_memory=str))
+    if limit.max_memory.strip().lower() != AUTO:
+        parse_limit(limit.max_memory, ram_bytes=2**40)  # what a percentage comes to does not matter here
+    return limit
+
+
+def _learned(value: Any) -> LearnedSizes:
+    return LearnedSizes(**_typed(value, fingerprint=str, weights_bytes=int), costs=_costs(value))
 
 
 def _typed(table: Mapping[str, Any], **kinds: type) -> dict[str, Any]:

@@ -10,6 +10,7 @@ thread that tokenizes, and kept.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,24 @@ def check_schema(schema: str, *, lenient: bool = False) -> str | None:
         return None
     if "coerce_one_of" in found[0]:
         return "the branches of `oneOf` do not exclude each other; write `anyOf`"
-    return _first_line(found[0])
+    return _plain(_first_line(found[0]))
+
+
+def _plain(words: str) -> str:
+    """llguidance's most usual complaints, in words that say what to look at."""
+    if words.startswith("Unimplemented keys: ["):
+        keys = ", ".join(f"`{key}`" for key in re.findall(r'"([^"]+)"', words))
+        return f"{keys} {'are' if ', ' in keys else 'is'} not supported"
+    for theirs, ours in (
+        ("Unsatisfiable schema: anyOf is empty", "an `anyOf`, `enum` or `type` is empty, so nothing can follow it"),
+        ("Unsatisfiable schema: ", "nothing can follow it: "),
+        ("Invalid type: ", "`type` cannot be "),
+        ("Unknown format: ", "`format` cannot be "),
+        ("regex parse error:", "a `pattern` is no regular expression that is supported"),
+    ):
+        if words.startswith(theirs):
+            return ours + words.removeprefix(theirs)
+    return words
 
 
 def json_rule(schema: Mapping[str, Any], *, lenient: bool = False) -> str:

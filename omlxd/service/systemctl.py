@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
+from omlxd.core.errors import OmlxError
 from omlxd.service.host import Ran, Run, ServiceView, refused
 from omlxd.service.spec import ServiceSpec
 from omlxd.service.systemd import SHOWN, program_of, unit_name, unit_text, version_of, view_of
 
 _NO_MANAGER = "it needs a login session; `loginctl enable-linger` gives you one that is always there"
+
+_NOBODY_ANSWERS = re.compile(r"Failed to connect to (?:user scope )?bus[^:]*: *(?P<why>[^(\n]+)")
 
 
 class Systemctl:
@@ -62,7 +66,10 @@ class Systemctl:
 
     @cached_property
     def _version(self) -> int:
-        return version_of(self._run(("systemctl", "--version")).output)
+        try:
+            return version_of(self._run(("systemctl", "--version")).output)
+        except OmlxError:
+            return 0  # no systemd here: what any version of it reads
 
     def _systemctl(self, *words: str) -> Ran:
         return self._run(("systemctl", "--user", *words))
@@ -70,5 +77,12 @@ class Systemctl:
     def _must(self, *words: str) -> Ran:
         ran = self._systemctl(*words)
         if ran.status != 0:
-            raise refused(("systemctl", "--user", *words), ran, _NO_MANAGER)
+            failed = refused(("systemctl", "--user", *words), ran, _NO_MANAGER)
+            if (nobody := _NOBODY_ANSWERS.search(ran.output)) is None:
+                raise failed
+            why = " ".join(nobody["why"].split()).rstrip(".")
+            # The command and all that it wrote is the cause, which `--debug` shows.
+            raise OmlxError(
+                f"no systemd of yours answers here ({why})", hint=_NO_MANAGER, details=failed.details
+            ) from failed
         return ran

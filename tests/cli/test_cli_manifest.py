@@ -64,6 +64,21 @@ def test_check_lists_all_problems_at_once(omlxd: Omlxd, home: Path) -> None:
     assert len(json.loads(as_json.stdout)["problems"]) >= 3
 
 
+def test_check_looks_at_the_files_of_the_tables_that_are_well_beside_those_that_are_not(
+    omlxd: Omlxd, home: Path, tiny_model: Callable[..., Path]
+) -> None:
+    _write(home, ("t1", tiny_model(), "pin = 3"), ("t2", Path("/nonexistent"), ""), ("t3", tiny_model(), ""))
+    done = omlxd("check")
+    assert done.returncode == 78
+    assert "has 2 problems" in done.stderr
+    assert "models.t1.pin: must be `true` or `false`" in done.stderr
+    assert "models.t2.path: " in done.stderr
+    assert "/nonexistent" in done.stderr
+    assert "(line 8)" in done.stderr
+    assert "t3" not in done.stderr
+    assert len(json.loads(omlxd("check", "--json").stdout)["problems"]) == 2
+
+
 def test_check_tells_what_each_model_is(omlxd: Omlxd, home: Path, tiny_model: Callable[..., Path]) -> None:
     _write(home, ("tiny", tiny_model(), "pin = true"))
     done = omlxd("check", COLUMNS="200")

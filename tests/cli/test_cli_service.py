@@ -63,6 +63,17 @@ def machine(omlxd: Omlxd, home: Path, tmp_path: Path) -> Iterator[Machine]:
         os.kill(holder.pid, signal.SIGKILL)
 
 
+def test_show_needs_neither_systemd_nor_a_manifest_that_is_well(machine: Machine) -> None:
+    (machine.omlxd_home / "omlxd.toml").write_text("[daemon]\nno_such_key = 1\n")
+    nowhere = machine.folder / "nowhere"
+    nowhere.mkdir()
+    done = machine.service("show", PATH=str(nowhere))
+    assert done.returncode == 0
+    assert "ExecStart=" in done.stdout
+    assert done.stderr.startswith("warning: the manifest ")
+    assert "`omlxd service install` would refuse it" in done.stderr
+
+
 @pytest.mark.slow
 def test_from_install_to_uninstall(machine: Machine) -> None:
     assert machine.service("start").stderr.startswith("error: the service is not installed\nhint: ")
@@ -152,8 +163,12 @@ def test_without_a_systemd_that_answers_nothing_is_written(machine: Machine) -> 
     (machine.folder / "broken").touch()
     refused = machine.service("install")
     assert refused.returncode == 1
-    assert "No medium found" in refused.stderr
-    assert "enable-linger" in refused.stderr
+    first, hint = refused.stderr.splitlines()
+    assert first == "error: no systemd of yours answers here (No medium found)"
+    assert "enable-linger" in hint
+    told = machine.call("--debug", "service", "install").stderr
+    assert "`systemctl --user show" in told
+    assert "Failed to connect to bus: No medium found" in told
     assert not (machine.folder / ".config").exists()
 
 

@@ -237,7 +237,7 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
     ("change", "param", "words"),
     [
         ({"max_tokens": None}, "max_tokens", "integer"),
-        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": []}, "messages", "must not be empty"),
         ({"messages": HELLO * 16_385}, "messages", "at most 16384"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role", "`user`, `assistant`"),
         (turn("user", type="image", source={}), "messages[0].content[0].type", "`text`, `tool_result`"),

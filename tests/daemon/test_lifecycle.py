@@ -191,6 +191,7 @@ async def test_a_damaged_state_file_is_moved_aside_and_told(tmp_path: Path) -> N
     async with running(tmp_path, TWO) as daemon:
         assert EventName.STATE_FILE_DAMAGED in [line["event"] for line in daemon.log()]
         assert home.state.with_name("state.toml.damaged").exists()
+        assert any("state.toml` is damaged" in warning for warning in daemon.ready.warnings)
 
 
 async def test_measured_sizes_are_remembered_for_the_same_files_only(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"tool_choice": "always"}, "tool_choice", "must be `none`, `auto`, `required`, or an object"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice", "must be `none`, `auto`"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
-        ({"tool_choice": allowed()}, "tool_choice.allowed_tools.tools", "at least 1"),
+        ({"tool_choice": allowed()}, "tool_choice.allowed_tools.tools", "must not be empty"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "`text`, `json_object`, `json_schema`"),
         ({"response_format": "json"}, "response_format.type", "`text`, `json_object`, `json_schema`"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
@@ -123,7 +123,7 @@ def calling(**change: Any) -> dict[str, Any]:
             "not a field",
         ),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content", "unless there are `tool_calls`"),
-        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].tool_calls", "at least 1"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].tool_calls", "must not be empty"),
         (calling(type="custom"), "messages[1].tool_calls[0].type", "'function'"),
         (calling(function={"name": "f"}), "messages[1].tool_calls[0].function.arguments", "is missing"),
         (

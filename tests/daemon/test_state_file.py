@@ -107,6 +107,81 @@ def test_a_damaged_file_is_moved_aside_with_a_warning_and_the_daemon_starts_with
     assert events[0].fields["reason"]
 
 
+BAD_FIELDS = {
+    "limit": ('max_memory = "6G"', "max_memory = 6"),
+    "limit of another omlxd": ('max_memory = "6G"', 'max_memory = "0.5"'),
+    "pin": ("pinned = true\nmanifest_pinned = false", "pinned = 1\nmanifest_pinned = false"),
+    "learned": ("weights_bytes = 123", "weights_bytes = true"),
+    "no TOML": ("weights_bytes = 123", "weights_bytes = "),
+    "newer": ("schema = 1", "schema = 2"),
+}
+
+
+@pytest.mark.parametrize("which", BAD_FIELDS)
+def test_a_bad_value_costs_itself_alone_and_is_told_and_the_file_kept(tmp_path: Path, which: str) -> None:
+    expected = {
+        "limit": replace(FULL, limit=None),
+        "limit of another omlxd": replace(FULL, limit=None),
+        "pin": replace(FULL, pins={"a.b:c": FULL.pins["a.b:c"]}),
+        "learned": replace(FULL, learned={}),
+        "no TOML": replace(FULL, learned={}),
+        "newer": FULL,
+    }[which]
+    path, text = tmp_path / "state.toml", OLD_FILE.replace(*BAD_FIELDS[which])
+    path.write_text(text)
+    events: list[Event] = []
+    file = StateFile(path, events.append)
+    assert file.load() == expected
+    assert (tmp_path / "state.toml.damaged").read_text() == text
+    assert parse_state(path.read_text()) == expected
+    assert path.read_text() == render_state(expected)
+    assert events[0].fields | {"reason": ""} == {
+        "path": str(path),
+        "reason": "",
+        "kept": True,
+        "moved_to": f"{path}.damaged",
+    }
+    (warning,) = file.warnings
+    assert warning.startswith(f"`{path}` is damaged, it is kept as `{path}.damaged`; the rest of it holds: ")
+    later = StateFile(path, events.append)
+    assert (later.load(), later.warnings, len(events)) == (expected, (), 1)
+
+
+def test_a_second_damage_leaves_the_first_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state.toml"
+    for number in range(12):
+        path.write_text(f"schema = 'damage {number}'\n" + ("[pins.a]\npinned=1\n" if number % 2 else ""))
+        StateFile(path, lambda _: None).load()
+    assert "damage 0" in (tmp_path / "state.toml.damaged").read_text()
+    assert "damage 1" in (tmp_path / "state.toml.damaged-2").read_text()
+    assert "damage 11" in (tmp_path / "state.toml.damaged-9").read_text()
+    assert len(list(tmp_path.iterdir())) == 9
+
+
+def test_a_damaged_file_that_cannot_be_written_anew_stays_and_is_kept_once(tmp_path: Path) -> None:
+    path, text = tmp_path / "state.toml", OLD_FILE.replace("weights_bytes = 123", "weights_bytes = true")
+    path.write_text(text)
+    (tmp_path / "state.toml.new").mkdir()
+    for _ in range(2):
+        assert StateFile(path, lambda _: None).load() == replace(FULL, learned={})
+        assert path.read_text() == text
+    assert {each.name for each in tmp_path.iterdir()} == {"state.toml", "state.toml.new", "state.toml.damaged"}
+
+
+def test_where_a_damaged_file_went_is_never_an_error_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "state.toml").mkdir()
+    monkeypatch.setattr(Path, "replace", refuse)
+    events: list[Event] = []
+    file = StateFile(tmp_path / "state.toml", events.append)
+    file.load()
+    assert "moved_to" not in events[0].fields
+    assert events[0].fields["not_moved"] == "Permission denied"
+    assert "it is where it was; nothing of it holds" in file.warnings[0]
+
+
 def test_bytes_that_are_no_text_are_damage_too(tmp_path: Path) -> None:
     events: list[Event] = []
     path = tmp_path / "state.toml"

@@ -169,6 +169,7 @@ async def _run(
             watchers.start()
             hangup.reload_with(reloader.on_signal)
             manager.ready()
+            await daemon.state_file.try_writing()
             warnings = (*daemon.enforcer.limits.warnings, *daemon.state_file.warnings)
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, warnings))
             daemon.in_background(_become_ready(daemon))

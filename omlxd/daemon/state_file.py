@@ -162,6 +162,14 @@ class StateFile:
         # A thread that writes cannot be cancelled, so nobody else may begin meanwhile.
         return await asyncio.shield(writing)
 
+    async def try_writing(self) -> None:
+        """Look whether the disk takes a state at all, and add to `warnings` when it does not."""
+        async with self._writing:
+            try:
+                await asyncio.to_thread(_try_writing, self.path, render_state(self.state))
+            except OSError as error:
+                self.warnings = (*self.warnings, f"nothing can be saved: {self._tell(error)}")
+
     @property
     def limit_saved(self) -> bool:
         """Whether the next daemon will find the limit that was set at run time."""
@@ -183,12 +191,16 @@ class StateFile:
                 await asyncio.to_thread(write_atomically, self.path, render_state(state))
                 self._written, self._told = state, None
             except OSError as error:
-                reason = error.strerror or type(error).__name__
-                if reason != self._told:  # not once for each load on a full disk
-                    self._told, fields = reason, {"path": str(self.path), "reason": reason}
-                    self._emit(Event(EventName.STATE_FILE_NOT_SAVED, level=EventLevel.WARNING, fields=fields))
-                return (f"in force, but not saved: {reason}",)
+                return (f"in force, but not saved: {self._tell(error)}",)
         return ()
+
+    def _tell(self, error: OSError) -> str:
+        """Why it was not written; an event only when that is news, and not for each load on a full disk."""
+        reason = error.strerror or type(error).__name__
+        if reason != self._told:
+            self._told, fields = reason, {"path": str(self.path), "reason": reason}
+            self._emit(Event(EventName.STATE_FILE_NOT_SAVED, level=EventLevel.WARNING, fields=fields))
+        return reason
 
     def _set_aside(self, reason: str) -> None:
         """Keep the damaged file, write anew what could be read of it, and tell both."""
@@ -273,6 +285,21 @@ def render_state(state: SavedState) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file as a whole: after a crash it is the old or the new one, never half of either."""
+    beside = _written_beside(path, text)
+    try:
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)  # the rename itself
+    finally:
+        os.close(directory)
+
+
+def _written_beside(path: Path, text: str) -> Path:
+    """The new file, whole and on the disk; nothing of it is left when that fails."""
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)  # whatever it is: a pipe would be waited for
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -281,15 +308,14 @@ def write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)  # on a full disk every byte counts
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)  # the rename itself
-    finally:
-        os.close(directory)
+    return beside
+
+
+def _try_writing(path: Path, text: str) -> None:
+    _written_beside(path, text).unlink()
 
 
 def _document(text: str) -> tuple[dict[str, Any], list[str]]:

@@ -120,12 +120,7 @@ def test_check_holds_the_models_against_the_limit(
     status: int,
     said: str,
 ) -> None:
-    _write(
-        home,
-        ("a", tiny_model(), first),
-        ("b", tiny_model(), second),
-        max_memory=f'"{limit_bytes // 1000}KB"' if limit_bytes else "0",
-    )
+    _write(home, ("a", tiny_model(), first), ("b", tiny_model(), second), max_memory=f'"{limit_bytes}B"')
     done = omlxd("check")
     assert done.returncode == status
     assert said in done.stderr

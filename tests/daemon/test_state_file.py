@@ -147,6 +147,18 @@ def test_a_bad_value_costs_itself_alone_and_is_told_and_the_file_kept(tmp_path: 
     assert (later.load(), later.warnings, len(events)) == (expected, (), 1)
 
 
+async def test_that_nothing_can_be_saved_is_known_before_there_is_anything_to_save(tmp_path: Path) -> None:
+    events: list[Event] = []
+    file = StateFile(tmp_path / "state.toml", events.append)
+    await file.try_writing()
+    assert (file.warnings, os.listdir(tmp_path)) == ((), [])  # noqa: PTH208
+    (tmp_path / "state.toml.new").mkdir()
+    await file.try_writing()
+    assert file.warnings[0].startswith("nothing can be saved: ")
+    assert await file.change(lambda _: FULL)
+    assert [event.event for event in events] == [EventName.STATE_FILE_NOT_SAVED]
+
+
 def test_a_second_damage_leaves_the_first_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "state.toml"
     for number in range(12):

@@ -102,7 +102,7 @@ def test_keys_pin_unload_and_abort_by_the_daemon(fake: FakeDaemon, terminal: Ope
     shown.type("\x1b[Bp")
     shown.until_shown("unpinned `chat`; not saved")
     shown.type("u")
-    shown.until_shown("unload `chat`? y = yes")
+    shown.until_shown("`chat` is pinned; unload it all the same? y = yes")
     shown.type("y")
     shown.until_shown("unloaded `chat` (1.00 MiB freed)")
     shown.type("\x1b[Fay")

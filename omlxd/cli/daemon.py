@@ -166,6 +166,23 @@ def _start(home: Home, options: StartOptions) -> None:
     for warning in ready.get("warnings", ()):
         output.warn(warning)
     output.data(ready_line(ready, Client(home.socket)))
+    if origin := _limit_origin(home, options):
+        output.note(f"the limit was {origin}")
+
+
+def _limit_origin(home: Home, options: StartOptions) -> str | None:
+    """Where the limit comes from, when neither these options nor the manifest say it."""
+    from omlxd.daemon.state_file import read_state
+
+    saved = read_state(home.state)
+    if options.max_memory is not None or saved.limit is None:
+        return None
+    from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms, where a limit is saved
+
+    try:
+        return saved.limit_origin(str(read_manifest(options.path(home)).daemon.max_memory))
+    except OmlxError:
+        return None  # it was edited since the daemon read it
 
 
 def ready_line(ready: dict[str, Any], client: Client) -> str:

@@ -59,6 +59,7 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
     Nothing is loaded.
     """
     from omlxd.daemon.manifest_file import check_models, read_manifest, with_file_problems  # pydantic: only here, 60 ms
+    from omlxd.daemon.state_file import read_state
 
     path = _path(context, manifest)
     try:
@@ -78,6 +79,9 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
         output.data_json(_as_json(found, reports, limits, [verdict.message] if verdict else []))
     else:
         _draw(found, reports, limits)
+        saved = read_state(home_of(context).state)
+        if origin := saved.limit_origin(str(found.daemon.max_memory)):
+            output.note(f"the next start keeps the limit `{saved.max_memory(str(found.daemon.max_memory))}`, {origin}")
     if verdict is not None:
         raise verdict
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from omlxd.core.limits import MemoryLimits
     from omlxd.core.manifest import Manifest
     from omlxd.core.plan import Neighbour, Verdict
-    from omlxd.daemon.home import Home
     from omlxd.daemon.planning import Plan, Surroundings
     from omlxd.daemon.state_file import SavedState
 
@@ -69,6 +68,7 @@ def find_surroundings(
     from omlxd.daemon.machine import find_machine
     from omlxd.daemon.manifest_file import read_manifest  # pydantic: only here, 60 ms
     from omlxd.daemon.planning import Surroundings, default_backend, limits_in_force, neighbours_of, planner_of
+    from omlxd.daemon.state_file import read_state
 
     home = home_of(context)
     try:
@@ -77,7 +77,7 @@ def find_surroundings(
         status = None
     if manifest is None:
         manifest = read_manifest(Path(status["manifest"]) if status else home.manifest)
-    state = _state(home)
+    state = read_state(home.state)
     limits = limits_in_force(status["memory"]) if status else _limits_to_come(manifest, state)
     if max_memory is not None:
         from omlxd.core.limits import resolve_limits
@@ -118,15 +118,6 @@ def _remedy(verdict: Verdict) -> str:
     return (
         "raise `max_memory`, or choose smaller models" if verdict.binding == "max_memory" else "choose smaller models"
     )
-
-
-def _state(home: Home) -> SavedState:
-    from omlxd.daemon.state_file import SavedState, parse_state
-
-    try:
-        return parse_state(home.state.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return SavedState()  # there is none, or one that is no text, which is the daemon's to move aside
 
 
 def _limits_to_come(manifest: Manifest, state: SavedState) -> MemoryLimits:

@@ -8,6 +8,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omlxd.core.checkup import (
@@ -25,12 +26,13 @@ from omlxd.core.checkup import (
     well,
     wrong,
 )
-from omlxd.core.errors import ManifestInvalid, OmlxError
-from omlxd.core.limits import Machine
+from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
+from omlxd.core.limits import Machine, MemoryLimits
 from omlxd.core.manifest import DaemonSettings, Manifest
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.manifest_file import check_models, read_manifest
+from omlxd.daemon.state_file import SavedState
 from omlxd.engine.gauges import detect_backend
 from omlxd.engine.orders import MIB
 
@@ -50,11 +52,11 @@ def check_installation() -> tuple[list[Finding], Machine]:
     return [*found, well("backend", backend.name), judge_device(machine, wired_bytes)], machine
 
 
-def check_manifest(path: Path, machine: Machine) -> tuple[list[Finding], DaemonSettings]:
+def check_manifest(path: Path, machine: Machine, saved: SavedState) -> tuple[list[Finding], DaemonSettings]:
     """The manifest, the limits that follow from it, and each model's files; with its settings, or the defaults."""
     try:
         manifest = read_manifest(path)
-        limits = manifest.daemon.memory_limits(machine)
+        limits, origin = _limits(manifest.daemon, machine, saved)
     except ManifestInvalid as error:
         problems = "; ".join(error.problems)
         finding = wrong(
@@ -63,8 +65,23 @@ def check_manifest(path: Path, machine: Machine) -> tuple[list[Finding], DaemonS
         return [finding], DaemonSettings()
     except OmlxError as error:
         return [wrong("manifest", error.message, error.hint or "`omlxd check`")], DaemonSettings()
-    found = [well("manifest", manifest.path), judge_limits(limits, machine)]
+    found = [well("manifest", manifest.path), _from(judge_limits(limits, machine), origin)]
     return [*found, *_models(manifest, limits.soft_bytes)], manifest.daemon
+
+
+def _limits(settings: DaemonSettings, machine: Machine, saved: SavedState) -> tuple[MemoryLimits, str | None]:
+    """The limits that a start takes, and where they come from if not from the manifest."""
+    written = str(settings.max_memory)
+    if (origin := saved.limit_origin(written)) is not None:
+        try:
+            return replace(settings, max_memory=saved.max_memory(written) or written).memory_limits(machine), origin
+        except InvalidRequest:
+            pass  # a start leaves it then too
+    return settings.memory_limits(machine), None
+
+
+def _from(finding: Finding, origin: str | None) -> Finding:
+    return finding if origin is None else replace(finding, found=f"{finding.found}, {origin}")
 
 
 def check_home(home: Home, settings: DaemonSettings, *, running: bool, pid: int | None) -> list[Finding]:

@@ -81,6 +81,12 @@ class SavedState:
             return None
         return self.limit.max_memory
 
+    def limit_origin(self, manifest_max_memory: str) -> str | None:
+        """Where the limit comes from when it is not the manifest's: `set by ...; the manifest says ...`."""
+        if self.max_memory(manifest_max_memory) in (None, manifest_max_memory):
+            return None
+        return f"set by `omlxd limit`; the manifest says `{manifest_max_memory}`"
+
     def pinned(self, model: str, manifest_pinned: bool) -> bool:
         """Whether the model is pinned, by the newer of the run-time and the manifest's word."""
         saved = self.pins.get(model)
@@ -106,6 +112,14 @@ class SavedState:
     def with_learned(self, model: str, sizes: LearnedSizes) -> SavedState:
         """This state with measured sizes."""
         return replace(self, learned={**self.learned, model: sizes})
+
+
+def read_state(path: Path) -> SavedState:
+    """What is saved there; nothing when there is none, or one that is no text, which is the daemon's to move aside."""
+    try:
+        return parse_state(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return SavedState()
 
 
 class StateFile:

@@ -124,3 +124,14 @@ def test_check_holds_the_models_against_the_limit(
     done = omlxd("check")
     assert done.returncode == status
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("manifest_said", ["200M", "300M"], ids=["holds", "outdated"])
+def test_check_tells_of_the_limit_that_holds_instead_of_the_manifests(
+    omlxd: Omlxd, home: Path, tiny_model: Callable[..., Path], manifest_said: str
+) -> None:
+    _write(home, ("a", tiny_model(), ""), max_memory='"200M"')
+    saved = f'schema = 1\n[limit]\nmax_memory = "150M"\nmanifest_max_memory = "{manifest_said}"\n'
+    (home / "state.toml").write_text(saved)
+    told = "the next start keeps the limit `150M`, set by `omlxd limit`; the manifest says `200M`\n"
+    assert (told in omlxd("check").stderr) is (manifest_said == "200M")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from omlxd.cli import daemon as commands
 from omlxd.cli import process
 from omlxd.cli.holder import is_held
 from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
@@ -461,3 +462,25 @@ def test_a_start_that_cannot_write_names_the_file_and_the_reason(omlxd: Omlxd, h
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == f"error: cannot write `{home}/logs/daemon.err`: No such file or directory"
     assert "hint: name another home" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (StartOptions(), "the limit was set by `omlxd limit`; the manifest says `200M`\n"),
+        (StartOptions(max_memory="100M"), ""),
+    ],
+    ids=["nothing said", "a limit said"],
+)
+def test_start_says_where_its_limit_comes_from(
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: StartOptions,
+    told: str,
+) -> None:
+    (home / "omlxd.toml").write_text('[daemon]\nmax_memory = "200M"\n')
+    (home / "state.toml").write_text('schema = 1\n[limit]\nmax_memory = "150M"\nmanifest_max_memory = "200M"\n')
+    monkeypatch.setattr(commands, "start_detached", lambda *_: {"pid": 1})
+    commands._start(Home(home), options)
+    assert capsys.readouterr().err == told

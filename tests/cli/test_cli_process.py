@@ -370,7 +370,7 @@ def test_a_restart_after_a_crash_says_the_options_of_the_start_again_and_names_t
             assert status["enforcer"]["policy"] == "reference"
         assert omlxd("stop", "--now").returncode == 0
         ended = omlxd("restart")
-        assert ended.stderr == "the daemon was not running\n"
+        assert ended.stderr.startswith("the daemon was not running\n")
     finally:
         omlxd("stop", "--now")
 

@@ -293,7 +293,6 @@ def test_a_pinned_model_larger_than_the_limit_is_the_manifests_mistake(
     "command",
     [
         ("status",),
-        ("models",),
         ("load", "chat"),
         ("unload", "chat"),
         ("pin", "chat"),

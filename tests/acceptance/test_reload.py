@@ -94,7 +94,9 @@ def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_th
     assert not errors_in(frames)
     restarted = restarting.result()
     assert restarted.returncode == 0, restarted.stderr
-    assert restarted.stderr.endswith(f"omlxd stopped (pid {first})\n")
+    stopped, origin = restarted.stderr.splitlines()[-2:]
+    assert stopped == f"omlxd stopped (pid {first})"
+    assert origin == "the limit was set by `omlxd limit`; the manifest says `8G`"
     assert "limit 1.00 GiB" in restarted.stdout
     daemon.kill()  # in the middle of loading them again
     assert daemon.start("--restore", "loaded").returncode == 0

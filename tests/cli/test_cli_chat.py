@@ -121,8 +121,8 @@ def test_a_conversation_with_its_commands(chat: Chat, chat_home: Path) -> None:
 
 def _prompt_tokens(terminal: Any) -> int:
     terminal.send("/stats\r")
-    terminal.expect(
-        r"(\d+) prompt tokens, (\d+) generated, [\d.]+ tokens/s, first token after .*, memory .* for `tiny`"
+    terminal.expect(  # eight tokens may come too quickly for a speed
+        r"(\d+) prompt tokens, (\d+) generated, (?:[\d.]+ tokens/s, )?first token after .*, memory .* for `tiny`"
     )
     found = int(terminal.match[1])
     terminal.expect(PROMPT)

@@ -1,0 +1,105 @@
+"""A peer's server: started from its own environment in a home of its own, and ended with all its processes."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from tests.bench.peers.catalogue import Launch, Needs, Peer
+from tests.bench.peers.footprint import tree
+from tests.bench.peers.venvs import Unavailable, last_line
+from tests.bench.servers import Address, free_port
+
+START_TIMEOUT_S: Final = 120.0
+STOP_TIMEOUT_S: Final = 15.0
+LOOK_S: Final = 0.05
+OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "NO_COLOR": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers.
+
+    Attributes:
+        name: of the product.
+        address: of its OpenAI-style API.
+        names: what it calls each model.
+        process: the one at the top; it may have others below it.
+    """
+
+    name: str
+    address: Address
+    names: Mapping[str, str]
+    process: psutil.Process
+
+
+@contextmanager
+def started(peer: Peer, models: Mapping[str, Path], needs: Needs, home: Path, environments: Path) -> Iterator[Running]:
+    """Start it with these models and wait until it says that it is well.
+
+    Raises:
+        Unavailable: it could not be installed, ended, or did not answer in time.
+    """
+    launch = Launch(peer.bin_folder(environments), models, needs, home, free_port())
+    command = peer.command(launch)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMLXD_HOME")}
+    environment |= OFFLINE | {"HOME": str(home), "PATH": f"{launch.bin_folder}:{os.environ['PATH']}"}
+    log = home / "log.txt"
+    with log.open("wb") as out:
+        process = psutil.Popen(
+            command, cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        address = ("127.0.0.1", launch.port)
+        _wait_until_it_answers(address, process, log)
+        yield Running(peer.name, address, peer.names(launch), psutil.Process(process.pid))
+    finally:
+        _end(process)
+
+
+def _wait_until_it_answers(address: Address, process: psutil.Popen, log: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            said = last_line(log.read_text(errors="replace"))
+            raise Unavailable(f"ended at its start with status {process.returncode}: {said}")
+        connection = http.client.HTTPConnection(*address, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == http.client.OK:
+                return
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+        time.sleep(LOOK_S)
+    raise Unavailable(f"no answer within {START_TIMEOUT_S:g} s: {last_line(log.read_text(errors='replace'))}")
+
+
+def _end(process: psutil.Popen) -> None:
+    """Ask, and insist when it takes too long; its children go with it. Those that stand still are woken first."""
+    processes = tree(process)
+    for each in processes:
+        _quietly(each.resume)
+    _quietly(process.terminate)
+    psutil.wait_procs([process], STOP_TIMEOUT_S)
+    _, alive = psutil.wait_procs(processes, 2.0)
+    for each in alive:
+        _quietly(each.kill)
+    psutil.wait_procs(alive)
+
+
+def _quietly(act: object) -> None:
+    try:
+        act()  # type: ignore[operator]
+    except psutil.NoSuchProcess:
+        pass

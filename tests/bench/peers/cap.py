@@ -8,7 +8,7 @@ from typing import Final
 
 from omlxd.core.costs import costs_of_config
 from omlxd.daemon.model_files import read_model_folder
-from tests.bench.peers.asking import Reply, ask
+from tests.bench.peers.asking import Reply
 from tests.bench.peers.catalogue import Needs
 from tests.bench.peers.contest import OURS, contest
 from tests.bench.peers.footprint import Sampler, at_rest
@@ -66,5 +66,5 @@ def run(scratch: Scratch) -> Iterator[Row]:
 
 def _ask(server: Running, number: int) -> _Seen:
     with Sampler(server.process) as sampler:
-        reply = ask(server.address, server.names["chat"], f"{number} " + "x" * PROMPT_TOKENS, MAX_TOKENS)
+        reply = server.ask("chat", f"{number} " + "x" * PROMPT_TOKENS, MAX_TOKENS)
     return _Seen(reply, sampler.peak_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.peers.venvs import Package, ensure
+from tests.bench.servers import Address
 
 GIB = 1024**3
 
@@ -20,10 +22,12 @@ class Needs:
     Attributes:
         several: more than one model behind one address.
         limit_bytes: a limit, of whatever kind the server has; None for none.
+        keep: the model that is to stay resident, for servers that have to be told.
     """
 
     several: bool = False
     limit_bytes: int | None = None
+    keep: str = ""
 
     def ours(self) -> dict[str, object]:
         """The settings of our daemon."""
@@ -57,6 +61,7 @@ class Peer:
         names: what it calls the models.
         several: why it cannot serve several models; empty when it can.
         limit: what its limit is, or what it does without one.
+        load: a call that brings a model, for a server that answers 404 until it was made.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Peer:
     names: Callable[[Launch], Mapping[str, str]]
     several: str = ""
     limit: str = ""
+    load: Callable[[Address, str, Path], None] | None = None
 
     def lacks(self, needs: Needs) -> str:
         """Why it cannot do this; empty when it can."""
@@ -119,13 +125,49 @@ def _vllm_mlx(launch: Launch) -> list[str]:
 
 
 def _rapid_mlx(launch: Launch) -> list[str]:
-    return [str(launch.bin_folder / "rapid-mlx"), "serve", str(launch.first), "--port", str(launch.port)]
+    """The others are loaded by a call of their own when somebody wants them: see `load_rapid_mlx`."""
+    command = [str(launch.bin_folder / "rapid-mlx"), "serve", str(launch.first), "--port", str(launch.port)]
+    limit = ["--resident-memory-limit-gb", str(launch.needs.limit_bytes / GIB)] if launch.needs.limit_bytes else []
+    return [*command, "--served-model-name", next(iter(launch.models)), *limit]
+
+
+def load_rapid_mlx(address: Address, model: str, folder: Path) -> None:
+    """Its call that loads a model; the size is told, since it charges 4 GiB for one whose name has none."""
+    size_gb = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / GIB
+    body = {"model": model, "model_path": str(folder), "estimated_size_gb": size_gb}
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    try:
+        connection.request("POST", "/v1/models/load", json.dumps(body), {"Content-Type": "application/json"})
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        pass  # the question that follows tells it
+    finally:
+        connection.close()
 
 
 def _mlx_openai_server(launch: Launch) -> list[str]:
-    command = [str(launch.bin_folder / "mlx-openai-server"), "launch", "--model-type", "lm"]
-    return [*command, "--model-path", str(launch.first), "--port", str(launch.port)]
+    """Several models are processes below it; of those that are loaded on demand it keeps one."""
+    command = [str(launch.bin_folder / "mlx-openai-server"), "launch"]
+    if not launch.needs.several:
+        named = ["--model-path", str(launch.first), "--served-model-name", next(iter(launch.models))]
+        return [*command, "--model-type", "lm", "--host", "127.0.0.1", "--port", str(launch.port), *named]
+    entries = [
+        {"model_path": str(folder), "model_type": "lm", "served_model_name": name}
+        | ({"on_demand": True} if launch.needs.limit_bytes and name != launch.needs.keep else {})
+        for name, folder in launch.models.items()
+    ]
+    config = launch.home / "config.yaml"
+    server = {"host": "127.0.0.1", "port": launch.port}
+    config.write_text(json.dumps({"server": server, "models": entries}))  # JSON is YAML
+    return [*command, "--config", str(config)]
 
+
+MLX_OPENAI_SERVER_NEEDS = (
+    "aiofiles<26 aiohttp click<8.4 dill<0.5 fastapi<0.130 httpx<1 json_repair<0.60 loguru<0.8 mlx-lm<0.32 mlx[cpu]"
+    " numpy<2.4 openai<3 openai-harmony<0.1 outlines<1.2 pillow<13 pydantic<3 PyYAML<7 python-multipart<0.0.25 rich<15"
+    " uvicorn<0.40 xxhash<4"
+).split()
+"""What it needs for text; of all that it asks for, some wants CUDA on Linux."""
 
 MLX_LM = Peer(
     "mlx_lm.server",
@@ -138,8 +180,19 @@ MLX_LM = Peer(
 )
 FLYTO = Peer("flyto-mlx", Package("flyto-mlx", "0.7.0", ["mlx[cpu]"]), _flyto, _own_names)
 VLLM_MLX = Peer("vllm-mlx", Package("vllm-mlx", "0.6.0", ["mlx[cpu]"]), _vllm_mlx, _own_names)
-RAPID_MLX = Peer("rapid-mlx", Package("rapid-mlx", "0.16.10", ["mlx[cpu]"]), _rapid_mlx, _own_names)
+RAPID_MLX = Peer(
+    "rapid-mlx",
+    Package("rapid-mlx", "0.16.10", ["mlx[cpu]"]),
+    _rapid_mlx,
+    _own_names,
+    load=load_rapid_mlx,
+    limit="the client loads a model that is not there by a call of its own",
+)
 MLX_OPENAI_SERVER = Peer(
-    "mlx-openai-server", Package("mlx-openai-server", "1.8.1", ["mlx[cpu]"]), _mlx_openai_server, _own_names
+    "mlx-openai-server",
+    Package("mlx-openai-server", "1.8.1", MLX_OPENAI_SERVER_NEEDS, bare=True),
+    _mlx_openai_server,
+    _own_names,
+    limit="has no limit; one model on demand, in a process of its own",
 )
 PEERS = (MLX_LM, FLYTO, VLLM_MLX, RAPID_MLX, MLX_OPENAI_SERVER)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import psutil
 
-from tests.bench.peers.asking import Reply, ask
+from tests.bench.peers.asking import Reply
 from tests.bench.peers.catalogue import PEERS, Needs
 from tests.bench.peers.footprint import tree
 from tests.bench.peers.processes import Running, started
@@ -127,7 +127,7 @@ def _warm(server: Running, models: Sequence[str]) -> None:
     """An answer from each; who is not ready yet is asked again. Raises Unavailable when there is none."""
     deadline_s = time.monotonic() + WARM_TIMEOUT_S
     for model in models:
-        while not (reply := ask(server.address, server.names[model], "Hello", 4)).whole:
+        while not (reply := server.ask(model, "Hello", 4)).whole:
             if reply.status not in (0, http.client.SERVICE_UNAVAILABLE) or time.monotonic() > deadline_s:
                 raise Unavailable(reply.trouble)
             time.sleep(0.2)

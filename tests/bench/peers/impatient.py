@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from tests.bench.peers.asking import ask, ask_and_leave
+from tests.bench.peers.asking import ask_and_leave
 from tests.bench.peers.catalogue import Needs
 from tests.bench.peers.contest import contest, whole
 from tests.bench.peers.processes import Running
@@ -37,7 +37,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
 
 def _look(server: Running, number: int) -> tuple[float, float]:
     """Seconds to the first token after the others have left, and when nobody had been there."""
-    idle = whole(ask(server.address, server.names["chat"], f"{number} nobody", MAX_TOKENS))
+    idle = whole(server.ask("chat", f"{number} nobody", MAX_TOKENS))
     leaving = [
         threading.Thread(
             target=ask_and_leave,
@@ -49,6 +49,6 @@ def _look(server: Running, number: int) -> tuple[float, float]:
         thread.start()
     for thread in leaving:
         thread.join()
-    after = whole(ask(server.address, server.names["chat"], f"{number} somebody", MAX_TOKENS))
+    after = whole(server.ask("chat", f"{number} somebody", MAX_TOKENS))
     time.sleep(STAY_S)
     return after.first_token_s, idle.first_token_s

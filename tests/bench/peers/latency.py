@@ -9,7 +9,6 @@ from statistics import median
 from typing import Final
 
 from tests.bench.background import again_and_again
-from tests.bench.peers.asking import ask
 from tests.bench.peers.catalogue import Needs
 from tests.bench.peers.contest import contest
 from tests.bench.peers.processes import Running
@@ -22,7 +21,7 @@ SMALL_MB, BIG_MB = 5, 100
 LIMIT_BYTES: Final = 150_000_000
 ASKS: Final = 20
 MAX_TOKENS: Final = 4
-NEEDS: Final = Needs(several=True, limit_bytes=LIMIT_BYTES)
+NEEDS: Final = Needs(several=True, limit_bytes=LIMIT_BYTES, keep="small")
 AS_SOON: Final = Target(1.0, Judged.RATIO)
 NONE: Final = Target(0.0, Judged.WORST)
 
@@ -67,7 +66,7 @@ def _look(server: Running, number: int) -> _Seen:
 
     def swap() -> None:
         turn = next(turns)
-        ask(server.address, server.names[f"big{1 + turn % 2}"], f"{number}.{turn} hi", 1)
+        server.ask(f"big{1 + turn % 2}", f"{number}.{turn} hi", 1)
 
     with again_and_again(swap) as (loads,):
         busy_ms = _first_ms(server, f"{number}b", lost)
@@ -77,7 +76,7 @@ def _look(server: Running, number: int) -> _Seen:
 def _first_ms(server: Running, tag: str, lost: list[str]) -> list[float]:
     found = []
     for number in range(ASKS):
-        reply = ask(server.address, server.names["small"], f"{tag}{number} hi", MAX_TOKENS)
+        reply = server.ask("small", f"{tag}{number} hi", MAX_TOKENS)
         if reply.whole:
             found.append(1000 * reply.first_token_s)
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from tests.bench.peers.asking import Reply, ask
+from tests.bench.peers.asking import Reply
 from tests.bench.peers.catalogue import Needs
 from tests.bench.peers.contest import contest
 from tests.bench.peers.processes import Running
@@ -107,4 +107,4 @@ def _drawn(chance: random.Random) -> _Question:
 
 def _ask(server: Running, question: _Question, together: threading.Barrier) -> Reply:
     together.wait()
-    return ask(server.address, server.names[question.model], question.prompt, question.max_tokens)
+    return server.ask(question.model, question.prompt, question.max_tokens)

@@ -54,7 +54,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
 
 def _look(server: Running, number: int) -> _Seen:
     def first_ms(tag: str) -> float:
-        return 1000 * whole(ask(server.address, server.names["chat"], f"{number}{tag} hi", MAX_TOKENS)).first_token_s
+        return 1000 * whole(server.ask("chat", f"{number}{tag} hi", MAX_TOKENS)).first_token_s
 
     before_ms = first_ms("b")
     bad = ask(server.address, f"no-such-model-{number}", "hi", MAX_TOKENS)

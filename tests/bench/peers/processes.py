@@ -6,14 +6,15 @@ import http.client
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from tests.bench.peers.asking import Reply, ask
 from tests.bench.peers.catalogue import Launch, Needs, Peer
 from tests.bench.peers.footprint import tree
 from tests.bench.peers.venvs import Unavailable, last_line
@@ -34,12 +35,23 @@ class Running:
         address: of its OpenAI-style API.
         names: what it calls each model.
         process: the one at the top; it may have others below it.
+        load: brings a model by our name of it, for a server that answers 404 until that was done.
     """
 
     name: str
     address: Address
     names: Mapping[str, str]
     process: psutil.Process
+    load: Callable[[str], None] | None = None
+
+    def ask(self, model: str, prompt: str, max_tokens: int) -> Reply:
+        """One greedy chat with a model by our name of it; the time that bringing it takes is part of the answer's."""
+        reply = ask(self.address, self.names[model], prompt, max_tokens)
+        if self.load and reply.status == http.client.NOT_FOUND:
+            self.load(model)
+            again = ask(self.address, self.names[model], prompt, max_tokens)
+            return replace(again, sent_s=reply.sent_s)
+        return reply
 
 
 @contextmanager
@@ -61,7 +73,13 @@ def started(peer: Peer, models: Mapping[str, Path], needs: Needs, home: Path, en
     try:
         address = ("127.0.0.1", launch.port)
         _wait_until_it_answers(address, process, log)
-        yield Running(peer.name, address, peer.names(launch), psutil.Process(process.pid))
+        names = peer.names(launch)
+
+        def load(model: str) -> None:
+            assert peer.load
+            peer.load(address, names[model], models[model])
+
+        yield Running(peer.name, address, names, psutil.Process(process.pid), load if peer.load else None)
     finally:
         _end(process)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from tests.bench.peers.asking import Reply, ask
+from tests.bench.peers.asking import Reply
 from tests.bench.peers.catalogue import Needs
 from tests.bench.peers.contest import OURS, contest, whole
 from tests.bench.peers.processes import Running
@@ -73,7 +73,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
 def _ask(server: Running, clients: int, number: int) -> _Round:
     with ThreadPoolExecutor(clients) as pool:
         asked = [
-            pool.submit(ask, server.address, server.names["chat"], f"{number}.{clients}.{client}: a word", MAX_TOKENS)
+            pool.submit(server.ask, "chat", f"{number}.{clients}.{client}: a word", MAX_TOKENS)
             for client in range(clients)
         ]
         return _Round([whole(each.result()) for each in asked])

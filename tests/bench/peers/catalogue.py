@@ -162,11 +162,29 @@ def _mlx_openai_server(launch: Launch) -> list[str]:
     return [*command, "--config", str(config)]
 
 
-MLX_OPENAI_SERVER_NEEDS = (
-    "aiofiles<26 aiohttp click<8.4 dill<0.5 fastapi<0.130 httpx<1 json_repair<0.60 loguru<0.8 mlx-lm<0.32 mlx[cpu]"
-    " numpy<2.4 openai<3 openai-harmony<0.1 outlines<1.2 pillow<13 pydantic<3 PyYAML<7 python-multipart<0.0.25 rich<15"
-    " uvicorn<0.40 xxhash<4"
-).split()
+MLX_OPENAI_SERVER_NEEDS = [
+    "aiofiles<26",
+    "aiohttp",
+    "click<8.4",
+    "dill<0.5",
+    "fastapi<0.130",
+    "httpx<1",
+    "json_repair<0.60",
+    "loguru<0.8",
+    "mlx-lm<0.32",
+    "mlx[cpu]",
+    "numpy<2.4",
+    "openai<3",
+    "openai-harmony<0.1",
+    "outlines<1.2",
+    "pillow<13",
+    "pydantic<3",
+    "PyYAML<7",
+    "python-multipart<0.0.25",
+    "rich<15",
+    "uvicorn<0.40",
+    "xxhash<4",
+]
 """What it needs for text; of all that it asks for, some wants CUDA on Linux."""
 
 MLX_LM = Peer(

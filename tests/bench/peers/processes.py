@@ -107,17 +107,17 @@ def _end(process: psutil.Popen) -> None:
     """Ask, and insist when it takes too long; its children go with it. Those that stand still are woken first."""
     processes = tree(process)
     for each in processes:
-        _quietly(each.resume)
-    _quietly(process.terminate)
+        _quietly(psutil.Process.resume, each)
+    _quietly(psutil.Process.terminate, process)
     psutil.wait_procs([process], STOP_TIMEOUT_S)
-    _, alive = psutil.wait_procs(processes, 2.0)
-    for each in alive:
-        _quietly(each.kill)
-    psutil.wait_procs(alive)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for each in processes:
+            _quietly(end, each)
+        _, processes = psutil.wait_procs(processes, STOP_TIMEOUT_S)
 
 
-def _quietly(act: object) -> None:
+def _quietly(act: Callable[[psutil.Process], None], process: psutil.Process) -> None:
     try:
-        act()  # type: ignore[operator]
+        act(process)
     except psutil.NoSuchProcess:
         pass

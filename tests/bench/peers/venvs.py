@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -51,14 +52,21 @@ def ensure(package: Package, folder: Path) -> Path:
     Raises:
         Unavailable: it could not be made; so it is not tried again until its folder is removed.
     """
-    at, wanted = folder / package.name, json.dumps(package.installs)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{package.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be making it
+        return _made(package, folder / package.name)
+
+
+def _made(package: Package, at: Path) -> Path:
+    wanted = json.dumps(package.installs)
     done, failed = at / "installed.json", at / "failed.json"
     if done.is_file() and done.read_text() == wanted:
         return at
     if failed.is_file() and (before := json.loads(failed.read_text()))["wanted"] == wanted:
         raise Unavailable(f"could not be installed: {before['why']} (to try again, remove {at})")
     shutil.rmtree(at, ignore_errors=True)
-    at.mkdir(parents=True)
+    at.mkdir()
     try:
         _run([sys.executable, "-m", "venv", str(at)])
         for arguments in package.installs:

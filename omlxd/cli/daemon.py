@@ -108,7 +108,7 @@ def restart(
 
 def _start_of_a_crashed(home: Home) -> Mapping[str, str]:
     """What the start of the last daemon was told, when that did not end in order; else nothing."""
-    from omlxd.daemon.state_file import parse_state
+    from omlxd.daemon.state_text import parse_state
 
     try:
         return parse_state(home.state.read_text(encoding="utf-8")).start if home.state.is_file() else {}

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from omlxd.core.limits import MemoryLimits
     from omlxd.core.manifest import Manifest
     from omlxd.core.plan import Neighbour, Verdict
+    from omlxd.core.saved_state import SavedState
     from omlxd.daemon.planning import Plan, Surroundings
-    from omlxd.daemon.state_file import SavedState
 
 
 def plan(

@@ -29,10 +29,10 @@ from omlxd.core.checkup import (
 from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
 from omlxd.core.limits import Machine, MemoryLimits
 from omlxd.core.manifest import DaemonSettings, Manifest
+from omlxd.core.saved_state import SavedState
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.manifest_file import check_models, read_manifest
-from omlxd.daemon.state_file import SavedState
 from omlxd.engine.gauges import detect_backend
 from omlxd.engine.orders import MIB
 

@@ -33,7 +33,7 @@ from omlxd.core.saved_state import SavedState
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.manifest_file import check_models, read_manifest
-from omlxd.engine.gauges import detect_backend
+from omlxd.engine.backends import detect_backend
 from omlxd.engine.orders import MIB
 
 BESIDE_THE_LOG_BYTES = 4 * MIB  # `daemon.err` and its predecessor, and the line that a rotation waits for

@@ -30,7 +30,8 @@ from omlxd.engine.events import (
     StepFailed,
     Unloaded,
 )
-from omlxd.engine.gauges import Gauges, tame_glibc
+from omlxd.engine.gauges import Gauges
+from omlxd.engine.glibc import tame_glibc
 from omlxd.engine.grammars import guide_failed
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.orders import Plan

@@ -21,11 +21,13 @@ from pathlib import Path
 from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
+from omlxd.engine.backends import Backend, detect_backend
 from omlxd.engine.codec import TextCodec
 from omlxd.engine.events import OverLimit, Post
 from omlxd.engine.executor import PlanExecutor
-from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
+from omlxd.engine.gauges import Gauges
 from omlxd.engine.loader import read_codec
+from omlxd.engine.memory_sampler import MemorySampler
 from omlxd.engine.orders import LoadOrder, Plan
 from omlxd.engine.protocol import Sampled
 
@@ -49,7 +51,7 @@ class EngineThread:
 
     def __init__(self, backend: Backend | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.gauges = Gauges(backend or detect_backend(), clock)
-        self.sampler = Sampler(self.gauges)
+        self.sampler = MemorySampler(self.gauges)
         self._executor = PlanExecutor(self.gauges, clock)
         self._clock = clock
         self._wake = threading.Condition()

@@ -37,7 +37,8 @@ from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.orders import Plan
 from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.resident import ResidentModel, Running
+from omlxd.engine.resident import ResidentModel
+from omlxd.engine.running import Running
 from omlxd.engine.text import ChatCodec
 from omlxd.engine.unloading import give_back
 

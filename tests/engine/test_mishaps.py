@@ -17,7 +17,7 @@ from omlxd.engine.events import Generated, LoadDone, LoadEnded, Prefilled, StepF
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.loader import explain
 from omlxd.engine.orders import LoadOrder, Sampling
-from omlxd.engine.resident import Running
+from omlxd.engine.running import Running
 from tests.engine.driver import Driver, generation
 
 pytestmark = pytest.mark.mlx

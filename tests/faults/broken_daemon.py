@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from omlxd.daemon.__main__ import main
-from omlxd.engine import executor, loader, mlxlm, resident, unloading
+from omlxd.engine import executor, loader, mlxlm, resident, running, unloading
 
 SEAMS: dict[str, tuple[Any, str]] = {
     "batch": (mlxlm.DecodeBatch, "step"),
     "lone": (mlxlm.LoneDecode, "step"),
     "joining": (mlxlm.LoneDecode, "leave"),
     "prefill": (mlxlm, "prefill_chunk"),
-    "token": (resident.Running, "accept"),
+    "token": (running.Running, "accept"),
     "leaving": (mlxlm, "make_contiguous"),
     "load": (loader, "next_slice"),
     "unload": (unloading, "trim_heap"),

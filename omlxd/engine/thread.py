@@ -232,8 +232,7 @@ class EngineThread:
         mlxlm.synchronize()
         if self.gauges.active_bytes() <= limit:
             return False
-        over = OverLimit(self._executor.next_seq(), self.gauges.read(at_rest=True))
-        self._executor.events.append(over)
+        over = self._executor.report.tell(OverLimit, self.gauges.read(at_rest=True))
         while not self._closing and self._plan.seen_seq < over.seq:
             self._flush()
             with self._wake:
@@ -255,9 +254,8 @@ class EngineThread:
                 future.set_result(reading)
 
     def _flush(self) -> None:
-        if self._executor.events and self._post:
-            events, self._executor.events = self._executor.events, []
-            self._post(tuple(events))
+        if self._executor.report.events and self._post:
+            self._post(self._executor.report.take())
 
     def _tear_down(self) -> None:
         self._executor.close()

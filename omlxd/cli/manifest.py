@@ -20,7 +20,7 @@ from omlxd.core.units import format_bytes
 
 if TYPE_CHECKING:
     from omlxd.core.manifest import Manifest
-    from omlxd.daemon.manifest_file import ModelReport
+    from omlxd.daemon.model_check import ModelReport
 
 
 def init(
@@ -58,7 +58,8 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
 
     Nothing is loaded.
     """
-    from omlxd.daemon.manifest_file import check_models, read_manifest, with_file_problems  # pydantic: only here, 60 ms
+    from omlxd.daemon.manifest_file import read_manifest  # pydantic: only here, 60 ms
+    from omlxd.daemon.model_check import check_models, with_file_problems
     from omlxd.daemon.state_file import read_state
 
     path = _path(context, manifest)

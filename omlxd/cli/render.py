@@ -16,7 +16,7 @@ from omlxd.cli.cells import NOTHING
 
 if TYPE_CHECKING:
     from omlxd.core.plan import Verdict, Wish
-    from omlxd.daemon.manifest_file import ModelReport
+    from omlxd.daemon.model_check import ModelReport
 
 WIDTH_ON_A_PIPE: Final = 200  # nothing is cut off for whoever reads it
 

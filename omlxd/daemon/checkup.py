@@ -32,7 +32,8 @@ from omlxd.core.manifest import DaemonSettings, Manifest
 from omlxd.core.saved_state import SavedState
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
-from omlxd.daemon.manifest_file import check_models, read_manifest
+from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.model_check import check_models
 from omlxd.engine.backends import detect_backend
 from omlxd.engine.orders import MIB
 

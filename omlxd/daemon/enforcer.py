@@ -26,8 +26,6 @@ from omlxd.engine.orders import MIB, EngineLimits
 
 OVERHEAD_STEP_BYTES = 16 * MIB  # so much of it more or less does not change where the engine stands still
 
-_NO_LIMITS = MemoryLimits(0, 0, "max_memory")
-
 
 @dataclass(frozen=True, slots=True)
 class EnforcerSettings:

@@ -23,7 +23,8 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.limit_change import LimitChange, put_in_force
 from omlxd.daemon.log import EventLog
-from omlxd.daemon.manifest_file import placed, read_manifest
+from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.manifest_source import placed
 from omlxd.daemon.pinning import require_room_for
 from omlxd.daemon.quiet_file import until_quiet
 from omlxd.daemon.refusals import shutting_down

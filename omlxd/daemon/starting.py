@@ -22,7 +22,7 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.flags import Flags
 from omlxd.daemon.home import Home
 from omlxd.daemon.machine import find_machine
-from omlxd.daemon.manifest_file import placed
+from omlxd.daemon.manifest_source import placed
 from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of

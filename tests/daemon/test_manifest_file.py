@@ -17,8 +17,10 @@ from omlxd.core.errors import ManifestInvalid, NotPermitted, OmlxError
 from omlxd.core.manifest import ApiSettings, DaemonSettings, Manifest, ModelSettings
 from omlxd.core.manifest_template import default_manifest_text
 from omlxd.core.memory import Policy
-from omlxd.daemon.manifest_file import MAX_MANIFEST_BYTES, check_models, parse_manifest, read_manifest
+from omlxd.daemon.manifest_file import parse_manifest, read_manifest
 from omlxd.daemon.manifest_schema import ApiTable, DaemonTable, ModelTable
+from omlxd.daemon.manifest_source import MAX_MANIFEST_BYTES
+from omlxd.daemon.model_check import check_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

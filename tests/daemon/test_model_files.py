@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from omlxd.core.errors import LoadFailed, NotPermitted, OmlxError
 from omlxd.core.estimate import weights_bytes
 from omlxd.core.manifest import ModelSettings
-from omlxd.daemon.manifest_file import check_models, parse_manifest
+from omlxd.daemon.manifest_file import parse_manifest
+from omlxd.daemon.model_check import check_models
 from omlxd.daemon.model_files import folder_fingerprint, hub_cache, model_folder, read_model_folder
 from omlxd.daemon.model_support import architectures_in
 

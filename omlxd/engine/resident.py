@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from omlxd.core.costs import BLOCK_TOKENS
-from omlxd.engine import mlxlm, sampling
+from omlxd.engine import decode_lanes, kv_caches, mlxlm, sampling
 from omlxd.engine.loader import LoadedModel
 from omlxd.engine.orders import EngineLimits, GenerationOrder
 from omlxd.engine.prefix_cache import PrefixCaches
@@ -50,9 +50,9 @@ class ResidentModel:
         self._module = loaded.module
         self._prefixes = prefixes
         self._waiting: list[Running] = []
-        self._lone: dict[str, tuple[Running, mlxlm.LoneDecode]] = {}
+        self._lone: dict[str, tuple[Running, decode_lanes.LoneDecode]] = {}
         self._rows: dict[int, Running] = {}
-        self._batch: mlxlm.DecodeBatch | None = None
+        self._batch: decode_lanes.DecodeBatch | None = None
 
     def obey(self, limits: EngineLimits) -> None:
         """New limits, before the next step (R5)."""
@@ -105,8 +105,8 @@ class ResidentModel:
     @property
     def kv_bytes(self) -> int:
         """KV cache bytes of all requests here."""
-        total = sum(mlxlm.cache_bytes(waiting.cache) for waiting in self._waiting)
-        total += sum(mlxlm.cache_bytes(lane.cache) for _, lane in self._lone.values())
+        total = sum(kv_caches.cache_bytes(waiting.cache) for waiting in self._waiting)
+        total += sum(kv_caches.cache_bytes(lane.cache) for _, lane in self._lone.values())
         return total + (self._batch.nbytes if self._batch else 0)
 
     def prefill_step(self, request: Running, chunk_tokens: int, take: Take) -> Running | None:
@@ -126,14 +126,14 @@ class ResidentModel:
         if not request.cache:
             request.reused, request.cache = self._prefixes.begin(self.name, tokens)
             request.prefilled = request.reused
-            request.cache = request.cache or mlxlm.make_cache(self._module)
+            request.cache = request.cache or kv_caches.make_cache(self._module)
         end = self._chunk_end(request, chunk_tokens)
         if end > request.prefilled:
             mlxlm.prefill_chunk(self._module, request.cache, tokens[request.prefilled : end])
             request.prefilled = end
             if end == request.order.shared_tokens:
                 self._prefixes.keep_copy(self.name, tokens[:end], request.cache)
-        request.kv_bytes = mlxlm.cache_bytes(request.cache)
+        request.kv_bytes = kv_caches.cache_bytes(request.cache)
         if request.prefilled == len(tokens) - 1:
             self._waiting.remove(request)
             request.prefilled = len(tokens)
@@ -210,7 +210,7 @@ class ResidentModel:
             if self._prefixes.reusable(self.name, request.tokens):
                 break
             group.append(request)
-        if len(group) < 2 or not mlxlm.is_mergeable(mlxlm.make_cache(self._module)):
+        if len(group) < 2 or not kv_caches.is_mergeable(kv_caches.make_cache(self._module)):
             return False
         batch = self._open_batch()
         for request in group:
@@ -233,13 +233,13 @@ class ResidentModel:
         return shared if request.prefilled < shared < end else end
 
     def _join(self, request: Running, take: Take) -> None:
-        mergeable = mlxlm.is_mergeable(request.cache)
+        mergeable = kv_caches.is_mergeable(request.cache)
         last, cache = request.tokens[-1], request.cache
         request.cache = []
         if mergeable:
             self._gather_lone(take)
         if not mergeable or not (self._rows or self._batch):
-            lane = mlxlm.LoneDecode(self._module, cache, last, request.sampler)
+            lane = decode_lanes.LoneDecode(self._module, cache, last, request.sampler)
             self._lone[request.order.request] = (request, lane)
             return
         batch = self._open_batch()
@@ -249,7 +249,7 @@ class ResidentModel:
     def _gather_lone(self, take: Take) -> None:
         """Move the lone request, if it can share, into the batch; its token in flight is delivered on the way."""
         for name, (request, lane) in list(self._lone.items()):
-            if not mlxlm.is_mergeable(lane.cache):
+            if not kv_caches.is_mergeable(lane.cache):
                 continue
             del self._lone[name]
             token, cache = lane.leave()
@@ -259,12 +259,12 @@ class ResidentModel:
             else:  # its last token was not run
                 self._prefixes.keep(self.name, request.history[:-1], partial(list, cache))
 
-    def _open_batch(self) -> mlxlm.DecodeBatch:
+    def _open_batch(self) -> decode_lanes.DecodeBatch:
         if self._batch is None:
-            self._batch = mlxlm.DecodeBatch(self._module, self.max_batch, self.prefill_chunk_tokens)
+            self._batch = decode_lanes.DecodeBatch(self._module, self.max_batch, self.prefill_chunk_tokens)
         return self._batch
 
-    def _end_lone(self, request: Running, lane: mlxlm.LoneDecode) -> None:
+    def _end_lone(self, request: Running, lane: decode_lanes.LoneDecode) -> None:
         cache = lane.cache
         self._drop_lone(request.order.request)
         self._prefixes.keep(self.name, request.history, partial(list, cache))

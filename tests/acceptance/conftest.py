@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.acceptance.harness import Daemon, Models
+from tests.acceptance.harness import TIMEOUT_S, Daemon, Models
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 _DAEMONS = pytest.StashKey[list[Daemon]]()
 _FAILED = pytest.StashKey[bool]()
@@ -55,6 +59,28 @@ def daemon_of(home_of: Callable[..., Daemon]) -> Callable[..., Daemon]:
         return daemon
 
     return make
+
+
+@pytest.fixture(scope="module")
+def openai_client(daemon: Daemon) -> Iterator[openai.OpenAI]:
+    """A real client of the module's daemon, without a key."""
+    import openai  # 1 s, and few modules need it
+
+    with openai.OpenAI(
+        base_url=f"http://{daemon.ready['api']}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def anthropic_client(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
+    """A real client of the module's daemon, without a key."""
+    import anthropic
+
+    with anthropic.Anthropic(
+        base_url=f"http://{daemon.ready['api']}", api_key="none", max_retries=0, timeout=TIMEOUT_S
+    ) as client:
+        yield client
 
 
 @pytest.fixture

@@ -187,6 +187,17 @@ class Daemon:
         assert self.process is not None
         return self.process.wait(TIMEOUT_S)
 
+    def __enter__(self) -> Daemon:
+        """Run it as a child of the test; at the end it has to end with 0, unless something failed before."""
+        try:
+            return self.spawn()
+        except BaseException:
+            self.close(test_failed=True)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(test_failed=kind is not None)
+
     def close(self, *, test_failed: bool = False) -> None:
         """End it whatever happened; a daemon that does not end with 0 after a good test is a failure of its own."""
         try:

@@ -35,7 +35,7 @@ async def make_way(
     """
     begun_s = pool.clock()
     decision = pool.decisions.begin()
-    await pool.evict(victim, aborted(victim, f"`{for_model}` needs its memory", decision))
+    await pool.levers.evict(victim, aborted(victim, f"`{for_model}` needs its memory", decision))
     after = await pool.read_rest() or pool.engine.read()
     record = DecisionRecord(
         trigger=trigger,
@@ -63,7 +63,7 @@ async def unload(pool: EnginePool, victim: str, reason: str, *, trigger: str, to
         told: the reason in the words for a request that it may still have.
     """
     begun_s, before, decision = pool.clock(), pool.engine.read(), pool.decisions.begin()
-    await pool.evict(victim, aborted(victim, told, decision))
+    await pool.levers.evict(victim, aborted(victim, told, decision))
     record = DecisionRecord(
         trigger=trigger,
         rung=trigger,

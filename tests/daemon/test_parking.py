@@ -47,7 +47,7 @@ def guarded(scene: Scene, max_mib: float = 500, **options: Any) -> None:
 
 
 async def parked(pool: EnginePool, generation: Generation) -> None:
-    assert await pool.park(generation.id, "a test asks for it")
+    assert await pool.levers.park(generation.id, "a test asks for it")
     assert generation.state is RequestState.PARKED
 
 
@@ -87,7 +87,7 @@ async def test_tokens_that_are_on_their_way_when_it_is_parked_are_told_and_kept(
         while generation.generated_tokens < 3:
             scene.engine.step()
             await turns()
-        parking = asyncio.create_task(pool.park(generation.id, "a test asks for it"))
+        parking = asyncio.create_task(pool.levers.park(generation.id, "a test asks for it"))
         scene.engine._post, post = None, scene.engine._post  # what the engine says now arrives later
         scene.engine.step()
         assert generation.generated_tokens == 3
@@ -113,7 +113,7 @@ async def test_one_that_finishes_while_it_is_being_parked_has_finished() -> None
             scene.engine.step()
             await turns()
         scene.engine.step()  # its last token, which the loop has not heard of
-        assert not await pool.park(generation.id, "too late")
+        assert not await pool.levers.park(generation.id, "too late")
         assert await generation.text() == words(4)
         assert scene.named(EventName.REQUEST_PARKED) == []
 
@@ -124,12 +124,12 @@ async def test_what_the_engine_does_not_have_is_not_parked() -> None:
     async with scene.pool as pool:
         guarded(scene)
         generation = start(pool, "a", 300)
-        assert not await pool.park(generation.id, "it waits for its model")
+        assert not await pool.levers.park(generation.id, "it waits for its model")
         await until_decoding(generation)
         await blocked(scene)
         await parked(pool, generation)
-        assert not await pool.park(generation.id, "again")
-        assert not await pool.park("r99", "there is none")
+        assert not await pool.levers.park(generation.id, "again")
+        assert not await pool.levers.park("r99", "there is none")
         assert generation.parks == 1
 
 
@@ -143,7 +143,7 @@ async def test_a_parked_request_comes_back_before_younger_ones_of_its_model() ->
         await blocked(scene)
         young = start(pool, "a", 10, max_tokens=5)
         await turns()
-        parking = asyncio.create_task(pool.park(old.id, "a test asks for it"))
+        parking = asyncio.create_task(pool.levers.park(old.id, "a test asks for it"))
         younger = start(pool, "a", 10, max_tokens=5)
         assert await parking
         unblock(scene)
@@ -286,7 +286,7 @@ async def test_one_that_is_aborted_while_it_is_being_parked_is_not_parked() -> N
         guarded(scene)
         generation = start(pool, "a", 300)
         await until_decoding(generation)
-        parking = asyncio.create_task(pool.park(generation.id, "a test asks for it"))
+        parking = asyncio.create_task(pool.levers.park(generation.id, "a test asks for it"))
         await asyncio.sleep(0)
         assert pool.abort(generation.id, "its client went away")
         assert not await parking
@@ -343,7 +343,7 @@ async def test_evicted_under_graceful_its_requests_are_parked_and_load_it_again(
         generation = start(pool, "a", 300, max_tokens=50)
         await until_decoding(generation)
         async with pool.lock:
-            await pool.evict("a", aborted("a", "somebody needs its memory", pool.decisions.begin()))
+            await pool.levers.evict("a", aborted("a", "somebody needs its memory", pool.decisions.begin()))
         assert generation.state is RequestState.PARKED
         assert await generation.text() == words(50)
         assert len(scene.named(EventName.LOAD_FINISHED)) == 2
@@ -359,7 +359,7 @@ async def test_r6_evicted_under_reference_what_has_begun_ends() -> None:
         generation = start(pool, "a", 300, max_tokens=50)
         await until_decoding(generation)
         async with pool.lock:
-            await pool.evict("a", aborted("a", "somebody needs its memory"))
+            await pool.levers.evict("a", aborted("a", "somebody needs its memory"))
         with pytest.raises(RequestAborted):
             await generation.text()
 
@@ -372,7 +372,7 @@ async def test_a_parked_request_waits_on_when_the_load_of_its_model_finds_everyb
         generation = start(pool, "a", 10, max_tokens=50)
         await until_decoding(generation)
         async with pool.lock:
-            await pool.evict("a", aborted("a", "somebody needs its memory"))
+            await pool.levers.evict("a", aborted("a", "somebody needs its memory"))
             pool.ledger.reserve_weights("b", 200 * MIB)
         await asyncio.sleep(30.0)
         assert generation.state is RequestState.PARKED
@@ -390,9 +390,9 @@ async def test_a_parked_request_asks_again_when_the_load_of_its_model_had_to_mak
         await until_decoding(generation)
         for decision in ("d1", None):
             async with pool.lock:
-                await pool.evict("a", aborted("a", "somebody needs its memory"))
+                await pool.levers.evict("a", aborted("a", "somebody needs its memory"))
             await until(lambda: scene.states == {"a": "loading"})
-            await pool.cancel_load("a", cancelled("a", "somebody needs its memory", decision))
+            await pool.levers.cancel_load("a", cancelled("a", "somebody needs its memory", decision))
             if decision is not None:
                 await until(lambda: generation.state is RequestState.DECODE)
         with pytest.raises(LoadCancelled):

@@ -208,7 +208,7 @@ async def test_an_answer_that_was_parked_goes_on_with_the_weights_it_began_with(
         await until_decoding(generation)
         scene.manifest(chat="new")
         async with scene.pool.lock:
-            await scene.pool.evict("chat", aborted("chat", "its memory is needed"))
+            await scene.pool.levers.evict("chat", aborted("chat", "its memory is needed"))
         await generation.wait_ended(1000)
         await scene.settled()
         assert (generation.error, generation.generated_tokens, generation.parks) == (None, 1000, 1)

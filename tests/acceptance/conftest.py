@@ -27,7 +27,8 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed and call.when == "call":
         item.stash[_FAILED] = True
-        for daemon in item.stash.get(_DAEMONS, []):
+        of_the_module = [each for each in item.funcargs.values() if isinstance(each, Daemon)]  # type: ignore[attr-defined]
+        for daemon in [*item.stash.get(_DAEMONS, []), *of_the_module]:
             report.sections.append((f"daemon in {daemon.home}", daemon.report()))
     return report
 
@@ -83,13 +84,13 @@ def anthropic_client(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small(tiny_model: Callable[..., Path]) -> Callable[..., Path]:
     """Models of 5 MB by their number: 2 KB of KV cache per token, about 800 tokens a second."""
     return lambda number=0, **options: tiny_model("llama", 5_000_000, seed=number, **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def medium(tiny_model: Callable[..., Path]) -> Callable[..., Path]:
     """Models of 60 MB by their number: 8 KB of KV cache per token, about 100 tokens a second."""
     return lambda number=0: tiny_model("llama", 60_000_000, seed=number)

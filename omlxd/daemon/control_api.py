@@ -98,7 +98,7 @@ class _ControlApi:
         body = await read_body(request, LimitsBody)
         done = await change_limit(self._daemon, body.max_memory, force=body.force)
         return _answer(
-            memory=asdict(self._daemon.monitor.memory()),
+            memory=asdict(self._daemon.memory()),
             evicted=list(done.evicted),
             warnings=list(done.warnings),
             level=self._daemon.enforcer.level.value,

@@ -14,6 +14,7 @@ from omlxd.core.errors import InvalidRequest
 from omlxd.core.states import LimitOrigin
 from omlxd.core.units import format_bytes, parse_limit
 
+_SAID: Final[Mapping[str, str]] = {LimitOrigin.LIMIT: "omlxd limit", LimitOrigin.COMMAND_LINE: "--max-memory"}
 _ANY_RAM_BYTES: Final = 2**40  # a percentage is for the daemon to work out
 
 
@@ -60,7 +61,7 @@ def check_size(size: str) -> None:
 
 def set_by(memory: Mapping[str, Any]) -> str:
     """What sets the soft limit: `max_memory` of the manifest, who said another one, or what caps either."""
-    said = {LimitOrigin.LIMIT: "omlxd limit", LimitOrigin.COMMAND_LINE: "--max-memory"}.get(memory.get("limit_origin"))
+    said = _SAID.get(memory.get("limit_origin", ""))
     return said if said and memory["binding"] == "max_memory" else str(memory["binding"])
 
 

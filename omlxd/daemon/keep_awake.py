@@ -61,6 +61,10 @@ class KeepAwake(Watcher):
         self._vain = False
         self._last_error: str | None = None
 
+    @property
+    def _has_something_to_watch(self) -> bool:
+        return self._assertion is not None
+
     async def _watch(self) -> None:
         if (assertion := self._assertion) is None:
             return

@@ -51,9 +51,12 @@ class Watchdog(Watcher):
     ) -> None:
         self._manager, self._engine, self._enforcer, self._sleep = manager, engine, enforcer, sleep
 
+    @property
+    def _has_something_to_watch(self) -> bool:
+        return self._manager.watchdog_s is not None
+
     async def _watch(self) -> None:
-        watchdog_s = self._manager.watchdog_s
-        while watchdog_s is not None:
+        while (watchdog_s := self._manager.watchdog_s) is not None:
             if max(self._engine.stalled_s(), self._enforcer.overdue_s()) <= watchdog_s / 2:
                 self._manager.alive()
             await self._sleep(watchdog_s / FEEDS_A_TIMEOUT)

@@ -18,8 +18,8 @@ class Watcher(ABC):
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch; the second call does nothing."""
-        if self._task is None:
+        """Begin to watch, where there is something to watch; the second call does nothing."""
+        if self._task is None and self._has_something_to_watch:
             self._task = asyncio.create_task(self._watch(), name=self.task_name)
 
     async def stop(self) -> None:
@@ -29,6 +29,10 @@ class Watcher(ABC):
             task.cancel()
             await asyncio.wait([task])
 
+    @property
+    def _has_something_to_watch(self) -> bool:
+        return True
+
     @abstractmethod
     async def _watch(self) -> None:
-        """Look until cancelled, or return at once where there is nothing to look at."""
+        """Look until cancelled."""

@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from omlxd.engine.demo_models import ensure_smollm2, make_tiny
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what the tests start compiles once and not each time, for 0.4 s
 settings.register_profile("omlxd", deadline=None)  # a busy machine is slow, not wrong
 settings.load_profile("omlxd")
 

@@ -105,11 +105,11 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(
     assert not (home / "omlxd.toml").exists()
 
 
-def test_offline_and_without_a_network_it_says_so(omlxd: Omlxd, away: dict[str, str], hub: FakeHub) -> None:
-    offline = omlxd("pull", REPO, **away, HF_HUB_OFFLINE="1")
+def test_offline_and_without_a_network_it_says_so(omlxd_process: Omlxd, away: dict[str, str], hub: FakeHub) -> None:
+    offline = omlxd_process("pull", REPO, **away, HF_HUB_OFFLINE="1")
     assert offline.returncode == 1
     assert "`HF_HUB_OFFLINE` forbids" in offline.stderr
-    nobody = omlxd("pull", REPO, **away | {"HF_ENDPOINT": "http://127.0.0.1:9"})
+    nobody = omlxd_process("pull", REPO, **away | {"HF_ENDPOINT": "http://127.0.0.1:9"})
     assert nobody.returncode == 1
     assert "error: http://127.0.0.1:9 could not be reached" in nobody.stderr
     assert "hint: check the network" in nobody.stderr

@@ -56,7 +56,7 @@ def test_a_first_session(omlxd_process: Omlxd, manifest: Path) -> None:
     assert (refused.returncode, refused.stdout) == (5, "")
     lowered = omlxd_process("limit", "1500K")
     assert (lowered.returncode, lowered.stderr) == (0, "unloaded `tiny`\n")
-    assert lowered.stdout.startswith("limit 1.46 MiB (max_memory)")
+    assert lowered.stdout.startswith("limit 1.46 MiB (omlxd limit)")
     assert "unloaded `tiny`" in omlxd_process("logs").stdout
 
     assert omlxd_process("run", "tyni", "hello").returncode == 4

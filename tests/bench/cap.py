@@ -38,7 +38,7 @@ def _throughput(scratch: Scratch) -> Iterator[Row]:
         pool = start(ThreadPoolExecutor(max(CLIENTS)))
         for clients in CLIENTS:
             ours, peer = [], []
-            for number in range(scratch.rounds(14, 2) + 1):
+            for number in range(scratch.rounds(10, 2) + 1):
                 pairs = [(capped, ours), (free, peer)]
                 for daemon, found in pairs if number % 2 else reversed(pairs):
                     found.append(_tokens_per_s(daemon, pool, clients, number))
@@ -47,7 +47,7 @@ def _throughput(scratch: Scratch) -> Iterator[Row]:
 
 
 def _tokens_per_s(daemon: RunningDaemon, pool: ThreadPoolExecutor, clients: int, number: int) -> float:
-    prompts = [f"{number}.{client}: {PROMPT * 4}" for client in range(clients)]
+    prompts = [f"{number}.{client}: {PROMPT}" for client in range(clients)]
     asked = [pool.submit(chat, daemon.api, "chat", prompt, MAX_TOKENS) for prompt in prompts]
     answers = [each.result() for each in asked]
     took_s = max(answer.last_s for answer in answers) - min(answer.sent_s for answer in answers)

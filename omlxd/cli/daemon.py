@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from omlxd.cli.supervised import Service
 
 END_TIMEOUT_S: Final = 30.0
+SILENT_S: Final = 2.0  # a drain that is shorter is not worth a word
 STOP: Final = "/v1/control/stop"
 
 MaxMemory = Annotated[
@@ -80,9 +81,7 @@ def restart(
 
     It comes back with its options, pins and limits, and what it had loaded.
     """
-    from omlxd.cli.supervised import (
-        service_that_runs,
-    )  # it asks launchd or systemd, whom no other command of here needs
+    from omlxd.cli.supervised import service_that_runs  # asks launchd or systemd, whom no other command of here needs
 
     home, client = home_of(context), client_of(context)
     options = replace(_checked(max_memory, hard_limit, manifest, policy, restore), restarted=True)
@@ -263,7 +262,7 @@ _RESTART_NOW = "Ctrl-C, then `omlxd restart --now` ends them"  # `stop` would le
 
 def _wait_for_drain(home: Home, client: Client, way_out: str) -> None:
     """The daemon bounds this by its `drain_timeout`; meanwhile say what it waits for, and the way out of it."""
-    next_look_s, said = time.monotonic() + 2.0, False
+    next_look_s, said = time.monotonic() + SILENT_S, False
     with output.Progress() as progress:
         while is_held(home.lock):
             if time.monotonic() >= next_look_s:

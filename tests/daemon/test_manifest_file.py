@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omlxd.core.errors import ManifestInvalid, NotPermitted, OmlxError
@@ -322,6 +322,7 @@ TABLES = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(TABLES)
 def test_values_of_any_type_under_any_key_are_a_manifest_or_problems(tables: dict[str, object]) -> None:
     problems: tuple[str, ...] = ()

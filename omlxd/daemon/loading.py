@@ -261,8 +261,10 @@ class LoadQueue:
             need_bytes = ticket.total_bytes + least_bytes
             await self._room.find(ticket, need_bytes, lambda: self._begin(ticket, order))
             await asyncio.wait([ticket.result, put_off], return_when=asyncio.FIRST_COMPLETED)  # by the engine's events
-            if entry.state is EntryState.FAILED:  # perhaps only because the files changed meanwhile: not theirs before
-                entry.fingerprint = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
+            if entry.state is EntryState.FAILED:
+                now = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
+                if now != entry.fingerprint:  # perhaps only because they changed meanwhile: nothing is known of them
+                    entry.fingerprint = None
         except OmlxError as error:
             self._finish(ticket, error)
         except Exception as unexpected:

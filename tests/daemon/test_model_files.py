@@ -342,6 +342,13 @@ def test_the_fingerprint_changes_with_any_file_and_only_then(folder: Path) -> No
     assert len({first, touched, folder_fingerprint(folder), folder_fingerprint(folder / "none")}) == 4
 
 
+def test_a_file_put_back_with_its_old_time_is_another_file(folder: Path) -> None:
+    first = folder_fingerprint(folder)
+    shutil.copy2(folder / WEIGHT_FILE, folder / "copy")
+    (folder / "copy").replace(folder / WEIGHT_FILE)
+    assert folder_fingerprint(folder) != first
+
+
 @given(
     name=st.sampled_from(["config.json", WEIGHT_FILE, "model.safetensors.index.json", "tokenizer.json"]),
     cuts=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30), st.binary(max_size=30)), max_size=4),

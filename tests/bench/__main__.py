@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.bench.command_line import ask
 from tests.bench.machine import this_machine
 from tests.bench.peers.venvs import DEFAULT_FOLDER
 from tests.bench.report import format_row
-from tests.bench.runner import BENCHES, chosen, run
+from tests.bench.runner import BENCHES, run
 from tests.bench.table import table
 
 
 def main() -> int:
     """Run and print; 1 when a target was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Benchmarks of omlxd.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="one of those that --list names; all by default")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, rows on stderr as they come")
     parser.add_argument("--markdown", action="store_true", help="README's table of peers on stdout, rows on stderr")
     parser.add_argument("--peers-dir", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help="environments of peers")
     parser.add_argument("--quick", action="store_true", help="few rounds: to see that it works, not to believe it")
-    parser.add_argument("--list", action="store_true", help="say what there is")
-    arguments = parser.parse_args()
-    if arguments.list:
-        for bench in BENCHES:
-            print(f"{bench.name:<16}{bench.what}")
-        return 0
-    try:
-        benches = chosen(arguments.names)
-    except KeyError as unknown:
-        parser.error(f"there is no bench {unknown}; --list says what there is")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that daemons and models go, too
+    arguments, benches = ask(parser, BENCHES, "bench")
     machine, out = this_machine(), sys.stderr if arguments.json or arguments.markdown else sys.stdout
     print(machine, file=out, flush=True)
     rows, title = [], ""

@@ -80,20 +80,6 @@ BENCHES = (
 )
 
 
-def chosen(names: Sequence[str]) -> list[Bench]:
-    """The benches of these names in the suite's order, all when there are none; KeyError for an unknown one.
-
-    `peers` stands for all whose names begin with `peers-`.
-    """
-    wanted: set[str] = set()
-    for name in names:
-        these = {bench.name for bench in BENCHES if bench.name == name or bench.name.startswith(f"{name}-")}
-        if not these:
-            raise KeyError(name)
-        wanted |= these
-    return [bench for bench in BENCHES if bench.name in wanted or not names]
-
-
 def run(benches: Sequence[Bench], *, quick: bool, peers: Path) -> Iterator[tuple[Bench, Row]]:
     """Each row as soon as it is there; models and homes live in a directory that goes away at the end.
 

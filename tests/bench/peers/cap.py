@@ -18,8 +18,8 @@ from tests.bench.report import Judged, Row, Target
 from tests.bench.scratch import Scratch
 
 MIB: Final = 1024 * 1024
-PROMPT_TOKENS: Final = 5000
-ROOM_BYTES: Final = 48 * MIB
+PROMPT_TOKENS: Final = 3000
+ROOM_BYTES: Final = 32 * MIB
 MODEL_MB, WARM_MB = 3, 1
 MAX_TOKENS: Final = 8
 HOLDS: Final = Target(1.0, Judged.WORST)
@@ -34,7 +34,7 @@ class _Seen:
 
 
 def run(scratch: Scratch) -> Iterator[Row]:
-    """Weights, the KV cache of the prompt and its answer, and 48 MiB: less than a step of 2,048 tokens takes.
+    """Weights, the KV cache of the prompt and its answer, and 32 MiB: less than a step of 2,048 tokens takes.
 
     The base is the footprint after a model of 1 MB has answered: so imports are in it, whoever does them when.
     """

@@ -20,8 +20,8 @@ from tests.bench.peers.venvs import Unavailable
 from tests.bench.report import Judged, Row, Target, percentile_95
 from tests.bench.scratch import Scratch
 
-MEGABYTES: Final = {"often": 20, "sometimes": 25, "seldom": 30}
-LIMIT_BYTES: Final = 48_000_000
+MEGABYTES: Final = {"often": 10, "sometimes": 12, "seldom": 15}
+LIMIT_BYTES: Final = 25_000_000
 CLIENTS: Final = 6
 BURSTS: Final = 4
 PAUSE_S: Final = 0.3

@@ -19,7 +19,7 @@ from tests.bench.peers.venvs import Unavailable, last_line
 from tests.bench.report import Judged, Row, Target, against, beside, unable
 from tests.bench.scratch import CHECKOUT, Scratch
 
-VICTIM_MB, BUSY_MB = 1000, 5
+VICTIM_MB, OTHER_MB = 1000, 5
 TIMEOUT_S: Final = 600.0
 SOON_MS: Final = 50.0
 THEIRS_NOTE: Final = "its class with a stand-in for its pool"
@@ -31,7 +31,7 @@ NONE: Final = Target(0.0, Judged.WORST)
 def run(scratch: Scratch) -> Iterator[Row]:
     """Both poll once a second; ours also looks after each step, which is what the second case is without."""
     rounds = scratch.rounds(20, 3)
-    victim, busy = scratch.llama(VICTIM_MB), scratch.llama(BUSY_MB)
+    victim, other = scratch.llama(VICTIM_MB), scratch.llama(OTHER_MB)
     try:
         python = FLYTO.bin_folder(scratch.peers) / "python"
         theirs, why = _child([str(python), "-m", "tests.bench.peers.enforcer_flyto", str(rounds)]), ""
@@ -39,7 +39,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
         theirs, why = [], str(error)
     for case, decodes in CASES:
         command = [sys.executable, "-m", "tests.bench.peers.enforcer_ours"]
-        ours = _child([*command, str(victim), str(busy) if decodes else "none", str(rounds)])
+        ours = _child([*command, str(victim), str(other), str(rounds), "busy" if decodes else "idle"])
         yield from _rows(case, ours, theirs, why)
 
 

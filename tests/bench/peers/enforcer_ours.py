@@ -1,6 +1,6 @@
-"""Our enforcer while memory grows 1 GB/s: `python -m tests.bench.peers.enforcer_ours VICTIM BUSY ROUNDS` prints JSON.
+"""Our enforcer while memory grows 1 GB/s: `python -m tests.bench.peers.enforcer_ours VICTIM OTHER ROUNDS HOW`; JSON.
 
-A real pool: VICTIM is loaded and idle, BUSY answers a request when it is told to (`none` for an idle engine).
+A real pool: VICTIM is the least recently used and idle, OTHER answers a request when HOW is `busy`, and is `idle` else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOM_BYTES = 300_000_000
 HARD_SHARE = 0.95 / 0.85  # of the peer's marks: its hard one is so much above its soft one
 
 
-async def measure(victim: Path, busy: Path | None, rounds: int) -> list[Seen]:
+async def measure(victim: Path, other: Path, rounds: int, busy: bool) -> list[Seen]:
     """One `Seen` a round; each begins somewhere between two polls."""
     growth: Growth | None = None
 
@@ -30,7 +30,7 @@ async def measure(victim: Path, busy: Path | None, rounds: int) -> list[Seen]:
             growth.acted()
 
     chance, seen = random.Random(1), []
-    models = {"victim": victim, **({"busy": busy} if busy else {})}
+    models = {"victim": victim, "other": other}
     async with EnginePool(models, emit=hear) as pool:
         enforcer = ProcessMemoryEnforcer(pool, 0, poll_interval=1.0)
         enforcer.start()
@@ -47,7 +47,10 @@ async def measure(victim: Path, busy: Path | None, rounds: int) -> list[Seen]:
             await asyncio.to_thread(growth.back.wait, DEADLINE_S)
             found = await asyncio.to_thread(growth.release)
             found.past_hard = found.overshoot_bytes > (HARD_SHARE - 1) * growth.soft_bytes
-            found.lost = await asking if asking else 0
+            if asking:
+                found.lost = asking.result() if asking.done() else 0
+                asking.cancel()
+                await asyncio.wait([asking])
             seen.append(found)
             enforcer.max_bytes = 0
         await enforcer.stop()
@@ -55,16 +58,16 @@ async def measure(victim: Path, busy: Path | None, rounds: int) -> list[Seen]:
 
 
 async def _decode(pool: EnginePool) -> int:
-    """One long answer; 1 when it was lost."""
+    """An answer longer than the round; 1 when it was lost."""
     try:
-        await pool.generate("busy", prompt="Hi", max_tokens=3000, temperature=0.0).text()
+        await pool.generate("other", prompt="Hi", max_tokens=30_000, temperature=0.0).text()
     except OmlxError:
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    victim, busy, rounds = sys.argv[1:]
-    seen = asyncio.run(measure(Path(victim), None if busy == "none" else Path(busy), int(rounds)))
+    victim, other, rounds, how = sys.argv[1:]
+    seen = asyncio.run(measure(Path(victim), Path(other), int(rounds), how == "busy"))
     print(json.dumps([each.to_json() for each in seen]), flush=True)
     os._exit(0)

@@ -64,9 +64,11 @@ class Growth:
         for thread in self._threads:
             thread.join()
         self._held.clear()
+        if not self.crossed_s:  # he acted before, or nobody had to
+            return Seen(0.0, 0.0, 0)
         now_s = time.perf_counter()
         return Seen(
-            1000 * ((self.acted_s or now_s) - self.crossed_s),
+            1000 * max(0.0, (self.acted_s or now_s) - self.crossed_s),
             1000 * ((self.back_s or now_s) - self.crossed_s),
             self.peak_bytes - self.soft_bytes,
         )
@@ -90,7 +92,7 @@ class Growth:
             self.peak_bytes = max(self.peak_bytes, active)
             if active > self.soft_bytes:
                 self.crossed_s = self.crossed_s or now_s
-            elif self.acted_s and self.crossed_s:
+            elif self.acted_s:
                 self.back_s = now_s
                 self.back.set()
             time.sleep(WATCH_S)

@@ -62,12 +62,13 @@ class Row:
 
 @dataclass(slots=True)
 class Account:
-    """One model's promises."""
+    """One model's promises; `share` is what they add up to, until they change."""
 
     weights_bytes: int = 0
     costs: KvCosts = NO_COSTS
     rows: dict[str, Row] = field(default_factory=dict)
     reserved_tokens: int = 0
+    share: Share | None = None
 
 
 class Ledger:
@@ -89,7 +90,7 @@ class Ledger:
 
     def release_weights(self, model: str) -> None:
         """The model's memory is back."""
-        if (account := self._accounts.get(model)) is not None:
+        if (account := self._changing(model)) is not None:
             account.weights_bytes = 0
             self._forget_empty(model, account)
 
@@ -105,12 +106,15 @@ class Ledger:
 
     def prefilled(self, model: str, request: str) -> None:
         """The request decodes; what its prefill held in passing is free."""
-        account = self._accounts.get(model)
+        account = self._changing(model)
         if account is not None and (row := account.rows.get(request)) is not None:
             account.rows[request] = Row(row.tokens)
 
     def grow(self, model: str, request: str, tokens: int) -> bool:
-        """The request has become `tokens` longer; whether its batch is near the end of what is reserved for it."""
+        """The request has become `tokens` longer; whether its batch is near the end of what is reserved for it.
+
+        Nothing more is promised by that, so what the promises add up to stays: this is called for every token.
+        """
         account = self._accounts.get(model)
         if account is None or (row := account.rows.get(request)) is None:
             return False
@@ -120,12 +124,12 @@ class Ledger:
 
     def extend(self, model: str) -> None:
         """Reserve the next block of the model's batch, as far as its longest request needs one."""
-        if (account := self._accounts.get(model)) is not None:
+        if (account := self._changing(model)) is not None:
             self._fit_rows(account)
 
     def release(self, model: str, request: str) -> None:
         """The request's memory is back; does nothing when it holds none."""
-        account = self._accounts.get(model)
+        account = self._changing(model)
         if account is None or account.rows.pop(request, None) is None:
             return
         account.reserved_tokens = 0
@@ -134,7 +138,7 @@ class Ledger:
 
     def recost(self, model: str, costs: KvCosts) -> None:
         """Better figures are known: what is reserved for the model's requests counts by them from now on."""
-        if (account := self._accounts.get(model)) is not None:
+        if (account := self._changing(model)) is not None:
             account.costs = costs
 
     # What it adds up to
@@ -147,7 +151,11 @@ class Ledger:
     @property
     def transient_bytes(self) -> int:
         """The largest that one step holds in passing: steps are taken one at a time."""
-        return max((_transient_bytes(account, self._max_batch) for account in self._accounts.values()), default=0)
+        return max((self._share(account).transient_bytes for account in self._accounts.values()), default=0)
+
+    def committed_by_model(self) -> dict[str, int]:
+        """What stays, of each model that has been promised anything."""
+        return {model: self._share(account).committed_bytes for model, account in self._accounts.items()}
 
     def share(self, model: str) -> Share:
         """What the model has been promised."""
@@ -173,9 +181,11 @@ class Ledger:
         return frozenset(model for model, account in self._accounts.items() if account.rows)
 
     def granted_tokens(self) -> dict[str, int]:
-        """By model with requests: how long they may grow on what is reserved."""
+        """By model with requests: how long they may grow on what is reserved; without those whose cost is not known."""
         return {
-            model: usable_tokens(account.reserved_tokens) for model, account in self._accounts.items() if account.rows
+            model: usable_tokens(account.reserved_tokens)
+            for model, account in self._accounts.items()
+            if account.rows and self._share(account).kv_bytes
         }
 
     def if_admitted(self, model: str, costs: KvCosts, tokens: int, chunk_tokens: int) -> Difference:
@@ -212,11 +222,20 @@ class Ledger:
         }
 
     def _difference(self, now: Account, then: Account) -> Difference:
-        transient_bytes = max(self.transient_bytes, _transient_bytes(then, self._max_batch))
-        return Difference(self._share(then).committed_bytes - self._share(now).committed_bytes, transient_bytes)
+        after = self._share(then)
+        transient_bytes = max(self.transient_bytes, after.transient_bytes)
+        return Difference(after.committed_bytes - self._share(now).committed_bytes, transient_bytes)
 
     def _account(self, model: str) -> Account:
-        return self._accounts.setdefault(model, Account())
+        self._accounts.setdefault(model, Account()).share = None
+        return self._accounts[model]
+
+    def _changing(self, model: str) -> Account | None:
+        """The model's account, for a change of its promises."""
+        account = self._accounts.get(model)
+        if account is not None:
+            account.share = None
+        return account
 
     def _forget_empty(self, model: str, account: Account) -> None:
         if not account.rows and not account.weights_bytes:
@@ -231,13 +250,15 @@ class Ledger:
         account.reserved_tokens = max(account.reserved_tokens, reserved_tokens(longest))
 
     def _share(self, account: Account) -> Share:
-        rows = min(len(account.rows), self._max_batch)
-        return Share(
-            account.weights_bytes,
-            account.costs.kv_bytes(account.reserved_tokens, rows) if rows else 0,
-            sum(row.prefill_bytes for row in account.rows.values()),
-            _transient_bytes(account, self._max_batch),
-        )
+        if account.share is None:
+            rows = min(len(account.rows), self._max_batch)
+            account.share = Share(
+                account.weights_bytes,
+                account.costs.kv_bytes(account.reserved_tokens, rows) if rows else 0,
+                sum(row.prefill_bytes for row in account.rows.values()),
+                _transient_bytes(account, self._max_batch),
+            )
+        return account.share
 
 
 def reserved_tokens(longest: int) -> int:

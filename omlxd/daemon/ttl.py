@@ -21,8 +21,9 @@ LONGEST_SLEEP_S = 3600.0
 
 def ttl_left_s(entry: EnginePoolEntry, now_s: float) -> float | None:
     """Seconds until the model is unloaded for being idle; None while nothing counts down."""
-    ttl_s = entry.idle_limit_s
-    if ttl_s is None or not entry.loaded or entry.pinned or entry.requests or entry.ticket or entry.used_at_s is None:
+    if not entry.loaded or (ttl_s := entry.idle_limit_s) is None:
+        return None
+    if entry.pinned or entry.requests or entry.ticket or entry.used_at_s is None:
         return None
     return max(0.0, entry.used_at_s + ttl_s - now_s)
 

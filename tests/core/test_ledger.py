@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -180,6 +182,13 @@ class LedgerMachine(RuleBasedStateMachine):
         assert total.weights_bytes == sum(self.weights.values())
         assert total.committed_bytes <= LIMITS.soft_bytes
         assert total.committed_bytes + total.transient_bytes <= LIMITS.hard_bytes
+
+    @invariant()
+    def what_it_remembers_is_what_it_would_work_out(self) -> None:
+        afresh = deepcopy(self.ledger)
+        for account in afresh._accounts.values():
+            account.share = None
+        assert self.ledger.total() == afresh.total()
 
     @invariant()
     def every_row_is_covered(self) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from omlxd.core.events import Event
+from omlxd.core.memory import MemoryReading
+from omlxd.core.snapshot import Candidate, Limits
 from omlxd.core.states import RequestState
+from omlxd.core.wording import named
+from omlxd.daemon.decisions import DecisionLog, DecisionRecord
 from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, turns, until, until_decoding
@@ -53,3 +58,19 @@ async def test_who_waits_for_a_tokenizer_looks_for_it_only_when_the_load_tells()
         scene.engine.run_until_idle()
         await until(lambda: pool.entries["chat"].loaded)
         assert {each.prompt_tokens for each in waiting} == {1}
+
+
+def test_a_record_names_the_first_of_very_many_models_and_those_that_were_chosen() -> None:
+    events = list[Event]()
+    log = DecisionLog(events.append)
+    candidates = [Candidate(f"m{number}", number >= 98, "why", 1, 0.0) for number in range(100)]
+    reading = MemoryReading()
+    log.add(DecisionRecord("load", "make_room", "unload", "m98", "why", reading, reading, candidates), Limits())
+    told = [each["model"] for each in events[0].fields["candidates"]]
+    assert told == [*(f"m{number}" for number in range(18)), "m98", "m99"]
+
+
+def test_a_message_names_the_first_of_very_many_models() -> None:
+    assert named(["a"]) == "`a`"
+    assert named("abcdef") == "`a`, `b`, `c`, `d`, `e`, `f`"
+    assert named("abcdefg") == "`a`, `b`, `c`, `d`, `e` and 2 others"

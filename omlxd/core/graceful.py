@@ -232,7 +232,8 @@ def _request_candidates(
             return f"was parked {request.parks} times"
         return "can be spared" if request.order > victim.order else "older"
 
-    unable = [each for each in running if each not in order] if len(order) < MAX_CANDIDATES else []
+    able = {each.request for each in order}
+    unable = [each for each in running if each.request not in able] if len(order) < MAX_CANDIDATES else []
     others = (each for each in (*order[:MAX_CANDIDATES], *unable) if each is not victim and each is not oldest)
     shown = [victim, *islice(others, MAX_CANDIDATES - 2)]
     if oldest is not victim:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from omlxd.core.events import Event
 from omlxd.core.memory import MemoryReading
 from omlxd.core.snapshot import Candidate, Limits
-from omlxd.core.states import RequestState
 from omlxd.core.wording import named
 from omlxd.daemon.decisions import DecisionLog, DecisionRecord
 from omlxd.engine.orders import MIB
@@ -15,21 +14,16 @@ from tests.fakes.pools import Scene, turns, until, until_decoding
 
 @on_virtual_time
 async def test_one_more_token_wakes_nobody_who_waits_for_a_change() -> None:
-    scene = Scene({"chat": 100}, drive="manual", answer_tokens=None)
+    scene = Scene({"chat": 100}, step_s=1.0, answer_tokens=None)
     async with scene.pool as pool:
-        generation = pool.generate("chat", prompt="hi", max_tokens=20)
-        while generation.state is not RequestState.DECODE:
-            scene.engine.step()
-            await pool.change.wait()
+        generation = pool.generate("chat", prompt="hi", max_tokens=10)
+        await until_decoding(generation)
         change, tokens = pool.change, generation.generated_tokens
-        for _ in range(5):
-            scene.engine.step()
-            await turns()
-        assert generation.generated_tokens == tokens + 5
+        await until(lambda: generation.generated_tokens >= tokens + 5)
+        assert not change.is_set()
         assert pool.change is change
-        scene.engine.run_until_idle()
         await generation.text()
-        assert pool.change is not change
+        assert change.is_set()
 
 
 @on_virtual_time

@@ -36,6 +36,7 @@ CASES = (
     _Case(50, 1, 64, AT_MOST_3_PERCENT),
     _Case(50, 8, 32, AT_MOST_3_PERCENT),
     _Case(5, 1, 512, None),  # smaller than any model in use: a token takes 1 ms, and the rest shows most
+    _Case(5, 8, 128, None),
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from omlxd.core.states import EntryState
 from omlxd.core.units import format_duration
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry
@@ -56,7 +57,8 @@ class IdleTimer:
     async def _watch(self) -> None:
         while True:
             changed = asyncio.ensure_future(self._pool.change.wait())
-            left = [left_s for entry in self._pool.entries.values() if (left_s := self._left_s(entry)) is not None]
+            loaded = [entry for entry in self._pool.entries.values() if entry.state is EntryState.LOADED]
+            left = [left_s for entry in loaded if (left_s := self._left_s(entry)) is not None]
             if any(left_s <= 0 for left_s in left):
                 await self._unload_expired()
             else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from omlxd.core.events import Event
 from omlxd.core.memory import MemoryReading
 from omlxd.core.snapshot import Candidate, Limits
 from omlxd.core.wording import named
 from omlxd.daemon.decisions import DecisionLog, DecisionRecord
+from omlxd.daemon.model_watch import ModelWatch
 from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, turns, until, until_decoding
@@ -52,6 +55,29 @@ async def test_who_waits_for_a_tokenizer_looks_for_it_only_when_the_load_tells()
         scene.engine.run_until_idle()
         await until(lambda: pool.entries["chat"].loaded)
         assert {each.prompt_tokens for each in waiting} == {1}
+
+
+@on_virtual_time
+async def test_all_who_wait_for_a_model_are_woken_by_its_own_change_alone() -> None:
+    scene = Scene({"chat": 100, "other": 100})
+    async with scene.pool as pool:
+        entry, watch = pool.entries["chat"], ModelWatch(pool)
+        waiting = [asyncio.ensure_future(watch.changed(entry)) for _ in range(3)]
+        await turns()
+        waiting[0].cancel()  # which leaves the others be
+        await pool.load("other")
+        await turns()
+        assert [each.done() for each in waiting] == [True, False, False]
+        entry.draining = frozenset()
+        pool.notify()
+        await turns()
+        assert all(each.done() for each in waiting)
+        later = asyncio.ensure_future(watch.changed(entry))
+        await turns()
+        assert not later.done()
+        await watch.close()
+        await asyncio.gather(later, return_exceptions=True)
+        entry.draining = None
 
 
 def test_a_record_names_the_first_of_very_many_models_and_those_that_were_chosen() -> None:

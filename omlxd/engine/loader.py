@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from omlxd.core.errors import DoesNotFit, EngineFailed, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
-from omlxd.engine.gauges import Gauges, trim_heap
+from omlxd.engine.gauges import Gauges
+from omlxd.engine.glibc import trim_heap
 from omlxd.engine.mishaps import is_out_of_files, is_out_of_memory, no_files_left
 from omlxd.engine.orders import MIB, EngineLimits, LoadOrder
 from omlxd.engine.text import ChatCodec

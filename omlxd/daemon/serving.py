@@ -298,6 +298,7 @@ class Serving:
             shared_tokens=generation.shared_tokens,
             top_logprobs=wish.top_logprobs,
             constraint=request.constraint,
+            arrival=generation.order,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:

@@ -89,6 +89,8 @@ class GenerationOrder:
         prefill_chunk_tokens: what was reserved for one prefill step of this prompt; None takes the plan's.
         constraint: the grammar that the answer follows, from the model's own codec; it ends the answer when nothing
             more may come.
+        arrival: the place of the request among all, in the order they were asked; tokenizing, waiting and parking end
+            in another order.
     """
 
     request: str
@@ -102,6 +104,7 @@ class GenerationOrder:
     shared_tokens: int = 0
     top_logprobs: int | None = None
     constraint: Constraint | None = None
+    arrival: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,7 @@ def test_a_bare_package_gets_what_stands_beside_it_and_no_dependency_of_its_own(
 def test_the_last_line_is_the_one_that_says_what_was_wrong() -> None:
     said = "Collecting peer\nERROR: No matching distribution found for peer==1.0\n\n[notice] A new release of pip\n"
     assert last_line(said) == "ERROR: No matching distribution found for peer==1.0"
+    assert last_line("ImportError: no x\n\nERROR:    Application startup failed. Exiting.\n") == "ImportError: no x"
     assert last_line("") == "it said nothing"
 
 

@@ -17,7 +17,7 @@ from typing import Final
 DEFAULT_FOLDER: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omlxd-bench"
 INSTALL_TIMEOUT_S: Final = 1800.0
 TOLD: Final = ("mlx", "mlx-lm")
-_NOISE = re.compile(r"\[notice\]|^WARNING|^\s*$")
+_NOISE = re.compile(r"\[notice\]|^WARNING|^\s*$|Application startup failed")  # what says nothing of the reason
 
 
 class Unavailable(Exception):
@@ -88,7 +88,7 @@ def versions(environment: Path, names: Sequence[str]) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, without what `pip` adds to every failure; shortened."""
+    """The last line that says something, without what `pip` and uvicorn add to every failure; shortened."""
     lines = [line.strip() for line in text.splitlines() if not _NOISE.search(line)]
     return lines[-1][:200] if lines else "it said nothing"
 

@@ -94,7 +94,7 @@ class MemoryMonitor:
 
     def _view(self, entry: EnginePoolEntry, kv_bytes: int, prefix_bytes: int) -> ModelView:
         now_s, used_s, parked = self._pool.clock(), entry.last_used, len(entry.parked)
-        promised_bytes = self._pool.ledger.share(entry.name).committed_bytes
+        promised_bytes, last = self._pool.ledger.share(entry.name).committed_bytes, entry.last_load
         return ModelView(
             name=entry.name,
             state=entry.state,
@@ -117,6 +117,9 @@ class MemoryMonitor:
             waits_for=load_waits(self._pool, entry),
             context_length=entry.context_length,
             error=None if entry.error is None or entry.state is EntryState.LOADED else entry.error.message,
+            load_s=last.load_s if last is not None else None,
+            load_disk_bytes=last.disk_bytes if last is not None else None,
+            vocab_size=last.vocab_size if last is not None else None,
         )
 
 

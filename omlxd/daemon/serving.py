@@ -285,9 +285,11 @@ class Serving:
             wish.sampling,
             wish.stop,
             generated=tuple(generation.generated),
-            shared_tokens=generation.shared_tokens,
+            shared_tokens=generation.shared_tokens if wish.cache_prompt else 0,
             top_logprobs=wish.top_logprobs,
             constraint=request.constraint,
+            ignore_eos=wish.ignore_eos,
+            cache_prompt=wish.cache_prompt,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:

@@ -71,7 +71,7 @@ class PlanExecutor:
         self._load: SlicedLoad | None = None
         self._last_order = 0
         self._ended: set[str] = set()
-        self._finished: list[tuple[str, FinishReason | OmlxError, str | None]] = []
+        self._finished: list[tuple[str, FinishReason | OmlxError, str | None, int]] = []
         self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
         self._seq = 0
@@ -307,7 +307,8 @@ class PlanExecutor:
             loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits, self.prefixes
         )
         self._gauges.unsettle()
-        info = ModelInfo(loaded.weights_bytes, loaded.codec.context_length, loaded.codec.vocab_size, loaded.load_s)
+        codec, took = loaded.codec, (loaded.load_s, loaded.disk_bytes)
+        info = ModelInfo(loaded.weights_bytes, codec.context_length, codec.vocab_size, *took)
         done = LoadDone(self.next_seq(), load.order.id, name, info, self._gauges.read(at_rest=False))
         self._done_seq[name] = done.seq
         self.events.append(done)
@@ -328,7 +329,7 @@ class PlanExecutor:
     def _prefill(self, turn: PromptTurn) -> None:
         model, head, before = turn.model, turn.request.order.request, turn.request.prefilled
         self._gauges.reset_peak()
-        began_s = self._clock()
+        began_s, live = self._clock(), self._gauges.active_bytes()
         try:
             request = model.prefill_step(turn.request, turn.chunk_tokens, self._take)
         except Exception as error:
@@ -339,7 +340,8 @@ class PlanExecutor:
             run_tokens = min(turn.chunk_tokens, request.prefilled - max(before, request.reused))
             self._pace.prefilled(model.name, run_tokens, request.moved_s - began_s)
             total, transient = len(request.tokens), self._gauges.above_active_bytes()
-            figures = (request.prefilled, total, transient, request.kv_bytes, request.reused)
+            peak = self._gauges.active_bytes() + transient
+            figures = (request.prefilled, total, transient, request.kv_bytes, request.reused, live, peak)
             self.events.append(Prefilled(self.next_seq(), head, *figures))
         self._report_finished()
 
@@ -379,7 +381,7 @@ class PlanExecutor:
         except Exception as error:  # of this request alone: its sampler's, or its text's
             self._tell_failed(request.order.model, "token", error)
             self._ended.add(name)
-            self._finished.append((name, mishaps.failure(request.order.model, error), None))
+            self._finished.append((name, mishaps.failure(request.order.model, error), None, 0))
             return False
         ids = () if token in request.end_ids else (token,)
         logprob = request.logprob()
@@ -393,17 +395,17 @@ class PlanExecutor:
         if end is None:
             return True
         self._ended.add(name)
-        self._finished.append((name, end, request.text.stopped_by))
+        self._finished.append((name, end, request.text.stopped_by, self._models[request.order.model].kv_bytes))
         return False
 
     def _report_finished(self) -> None:
         # Only after the step, when the KV caches of those who finished in it are free.
         finished, self._finished = self._finished, []
-        for name, end, stop in finished:
+        for name, end, stop, kv_bytes in finished:
             if isinstance(end, OmlxError):
                 self._fail(name, end)
             else:
-                self.events.append(Finished(self.next_seq(), name, end, stop))
+                self.events.append(Finished(self.next_seq(), name, end, stop, kv_bytes))
 
     def _ensure_started(self) -> None:
         if self.started:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omlxd.core.errors import DoesNotFit, EngineFailed, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
+from omlxd.engine.disk import disk_read_bytes, disk_read_since
 from omlxd.engine.gauges import Gauges, trim_heap
 from omlxd.engine.mishaps import is_out_of_files, is_out_of_memory, no_files_left
 from omlxd.engine.orders import MIB, EngineLimits, LoadOrder
@@ -35,6 +36,7 @@ class LoadedModel:
     codec: ChatCodec
     weights_bytes: int
     load_s: float
+    disk_bytes: int | None = None
 
 
 class SlicedLoad:
@@ -59,6 +61,7 @@ class SlicedLoad:
         self.total_bytes = order.weights_bytes
         self._gauges, self._warm = gauges, warm
         self._started_s = time.perf_counter()
+        self._read_bytes = disk_read_bytes()
         self._module: Any = None
         self.codec: ChatCodec | None = None
         self._arrays: list[mx.array] | None = None
@@ -89,9 +92,8 @@ class SlicedLoad:
                 return None
             assert self.codec is not None
             self._refuse_changed_files()
-            return LoadedModel(
-                self.order.model, self._module, self.codec, self.done_bytes, time.perf_counter() - self._started_s
-            )
+            load_s, disk_bytes = time.perf_counter() - self._started_s, disk_read_since(self._read_bytes)
+            return LoadedModel(self.order.model, self._module, self.codec, self.done_bytes, load_s, disk_bytes)
         except OmlxError:
             raise
         except Exception as error:

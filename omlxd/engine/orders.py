@@ -89,6 +89,8 @@ class GenerationOrder:
         prefill_chunk_tokens: what was reserved for one prefill step of this prompt; None takes the plan's.
         constraint: the grammar that the answer follows, from the model's own codec; it ends the answer when nothing
             more may come.
+        ignore_eos: the model's end-of-text tokens do not end the answer.
+        cache_prompt: whether it may begin with what the prefix cache has, and leave something there.
     """
 
     request: str
@@ -102,6 +104,8 @@ class GenerationOrder:
     shared_tokens: int = 0
     top_logprobs: int | None = None
     constraint: Constraint | None = None
+    ignore_eos: bool = False
+    cache_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def _measure(session: Session, report: Report, streams: int) -> tuple[Speed, lis
     counted = [ask(f"round {number + 1} of {report.rounds}") for number in range(report.rounds)]
     tokens = report.prompt_tokens + report.generate_tokens
     memory = prompt_memory(first.streams[0], report.weights) if streams == 1 else []
-    memory += decode_memory(first, session.plan(tokens, streams)["kv_bytes"])
+    memory += decode_memory(first, session.plan(tokens, streams))
     return Speed(streams, tuple(counted)), memory
 
 
@@ -91,7 +91,7 @@ def _measure_prompt(session: Session, report: Report, tokens: int) -> list[Memor
     from omlxd.cli.bench_figures import prompt_memory
 
     asked = session.ask(tokens, _ONE_MORE, 1, f"a prompt of {tokens} tokens")
-    report.disturbed(asked.disturbances)
+    report.beside(asked.meanwhile)
     return prompt_memory(asked.streams[0], report.weights)
 
 

@@ -39,7 +39,7 @@ def compared(report: Report, earlier: Mapping[str, Any]) -> dict[str, Any]:
     now = report.to_json()
     rows = []
     for row in now["speed"]:
-        before = next((each for each in earlier["speed"] if each.get("streams") == row["streams"]), {})
+        before: dict[str, Any] = next((each for each in earlier["speed"] if each.get("streams") == row["streams"]), {})
         figures = ("prefill_tokens_per_s", "first_token_s", "decode_tokens_per_s", "gap_p99_s")
         ratios = {figure: _ratio(_median(row, figure), _median(before, figure)) for figure in figures}
         rows.append({"streams": row["streams"], **ratios})

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from omlxd.cli.client import ANSWER_TIMEOUT_S
 from omlxd.cli.values import one_line
 
 if TYPE_CHECKING:
@@ -14,6 +16,18 @@ if TYPE_CHECKING:
 
 MOST_TOLD: Final = 3
 NOTABLE_CORES: Final = 0.5
+NOTABLE_SHARE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What went on beside something: in words what the daemon did for others, and the cores that other programs used.
+
+    `cores` is 0 where the system does not tell.
+    """
+
+    told: tuple[str, ...] = ()
+    cores: float = 0.0
 
 
 class Watch:
@@ -37,21 +51,17 @@ class Watch:
         self._there = self._requests()
         self._began = (time.monotonic(), self._foreign_cpu_s())
 
-    def since(self, ours: Iterable[str]) -> tuple[str, ...]:
-        """What others did since `begin`, in words; `ours` are the ids of requests that are not others'."""
+    def since(self, ours: Iterable[str]) -> Meanwhile:
+        """What others did since `begin`; `ours` are the ids of requests that are not others'."""
         began_s, before_s = self._began
         cores = (self._foreign_cpu_s() - before_s) / max(1e-9, time.monotonic() - began_s)
         events, self._seq = self._news(self._seq)
         told = disturbances(events, self._there | self._requests(), set(ours), self._model)
-        if cores >= NOTABLE_CORES:
-            told.append(f"other programs kept {cores:.1f} cores busy")
-        if len(told) > MOST_TOLD:
-            told[MOST_TOLD - 1 :] = [f"and {len(told) - MOST_TOLD + 1} more things"]
-        return tuple(told)
+        return Meanwhile(tuple(told), max(0.0, cores))
 
     def _news(self, since: int) -> tuple[list[Mapping[str, Any]], int]:
-        events = list(self._client.ndjson("GET", f"/v1/control/events?since={since}", timeout_s=10.0))
-        return events, max([since, *(event.get("seq", 0) for event in events)])
+        events = [*self._client.ndjson("GET", f"/v1/control/events?since={since}", timeout_s=ANSWER_TIMEOUT_S)]
+        return [*events], max([since, *(int(event.get("seq", 0)) for event in events)])
 
     def _requests(self) -> dict[str, str]:
         """The requests in flight, by id: of which model."""
@@ -69,6 +79,18 @@ class Watch:
         mine = os.times()
         busy_s = sum(machine) - machine.idle - getattr(machine, "iowait", 0.0)
         return float(busy_s - daemon.user - daemon.system - mine.user - mine.system)
+
+
+def summary(all_: Iterable[Meanwhile]) -> list[str]:
+    """What disturbed, each thing once; a little of a processor does not."""
+    found = list(all_)
+    told = list(dict.fromkeys(each for meanwhile in found for each in meanwhile.told))
+    if len(told) > MOST_TOLD:
+        told[MOST_TOLD - 1 :] = [f"{len(told) - MOST_TOLD + 1} more things happened"]
+    most = max((meanwhile.cores for meanwhile in found), default=0.0)
+    if most >= max(NOTABLE_CORES, NOTABLE_SHARE * (os.cpu_count() or 1)):
+        told.append(f"other programs kept up to {most:.1f} of {os.cpu_count()} cores busy")
+    return told
 
 
 def disturbances(

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from omlxd.cli.bench_disturbances import Meanwhile
+
+NOTHING_ELSE: Final = Meanwhile()
 LEAST_TOKENS: Final = 3  # of each stream, while all of them decode: fewer, or in less time, say nothing about a speed
 LEAST_S: Final = 0.02
 
@@ -22,10 +25,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Answers that were asked for at the same moment, and in words what else went on meanwhile."""
+    """Answers that were asked for at the same moment, and what else went on meanwhile."""
 
     streams: tuple[Stream, ...]
-    disturbances: tuple[str, ...] = ()
+    meanwhile: Meanwhile = NOTHING_ELSE
 
     @property
     def first_token_s(self) -> float:
@@ -49,7 +52,8 @@ class Round:
     @property
     def gap_p99_s(self) -> float | None:
         """Of the times between two tokens of a stream, after all had begun, the 99th percentile; None without any."""
-        began_s, gaps = self._all_decode_s, []
+        began_s = self._all_decode_s
+        gaps: list[float] = []
         for stream in self.streams:
             pairs = zip(stream.token_s, stream.token_s[1:], strict=False)
             gaps += [later_s - earlier_s for earlier_s, later_s in pairs if earlier_s >= began_s]
@@ -62,7 +66,8 @@ class Round:
 
     def to_json(self) -> dict[str, Any]:
         """Its figures."""
-        return {name: of(self) for name, of in FIGURES.items()} | {"disturbances": list(self.disturbances)}
+        other = {"disturbances": list(self.meanwhile.told), "other_programs_cores": self.meanwhile.cores}
+        return {name: of(self) for name, of in FIGURES.items()} | other
 
 
 FIGURES: Final[Mapping[str, Callable[[Round], float | None]]] = {
@@ -119,6 +124,7 @@ class Memory:
         tokens: tokens of a stream that the figure was measured at; None for the weights.
         streams: how many decoded at the same time.
         chunk_tokens: tokens of the step, where it is one.
+        reserved_bytes: what is reserved for it, so that it can grow and be copied; None where that is the prediction.
     """
 
     what: str
@@ -127,6 +133,7 @@ class Memory:
     tokens: int | None = None
     streams: int = 1
     chunk_tokens: int | None = None
+    reserved_bytes: int | None = None
 
     @property
     def error(self) -> float | None:
@@ -142,6 +149,7 @@ class Memory:
             "chunk_tokens": self.chunk_tokens,
             "predicted_bytes": self.predicted_bytes,
             "measured_bytes": self.measured_bytes,
+            "reserved_bytes": self.reserved_bytes,
             "error": self.error,
         }
 
@@ -163,10 +171,13 @@ def prompt_memory(stream: Stream, weights: Memory) -> list[Memory]:
     ]
 
 
-def decode_memory(round_: Round, predicted_bytes: int) -> list[Memory]:
-    """The KV caches of all streams when the first of them ended; empty if unknown."""
+def decode_memory(round_: Round, plan: Mapping[str, Any]) -> list[Memory]:
+    """The KV caches of all streams when the first of them ended, beside the daemon's plan; empty if unknown."""
     first = min(round_.streams, key=lambda stream: stream.token_s[-1])
-    if not (measured_bytes := first.measured.get("model_kv_bytes")):
-        return []
+    measured_bytes = first.measured.get("model_kv_bytes")
+    if not measured_bytes or any(stream.token_s[0] > first.token_s[-1] for stream in round_.streams):
+        return []  # not all of them were there then
     tokens = first.prompt_tokens + len(first.token_s)
-    return [Memory("kv", predicted_bytes, measured_bytes, tokens, len(round_.streams))]
+    predicted_bytes = plan["kv_bytes"]
+    reserved_bytes = predicted_bytes + plan["growth_bytes"]
+    return [Memory("kv", predicted_bytes, measured_bytes, tokens, len(round_.streams), reserved_bytes=reserved_bytes)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Self
 
+from omlxd.cli.bench_disturbances import Meanwhile, summary
 from omlxd.cli.bench_figures import Memory, Speed
 from omlxd.core.states import SCHEMA
 
@@ -58,7 +58,7 @@ class Report:
     backend: str | None = None
     speeds: list[Speed] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
-    _disturbances: list[str] = field(default_factory=list)
+    _beside: list[Meanwhile] = field(default_factory=list)
 
     @classmethod
     def begin(
@@ -77,12 +77,11 @@ class Report:
     @property
     def disturbances(self) -> list[str]:
         """What else went on, in words, each once."""
-        rounds = [each for speed in self.speeds for each in speed.rounds]
-        return list(dict.fromkeys([*(told for each in rounds for told in each.disturbances), *self._disturbances]))
+        return summary([*(each.meanwhile for speed in self.speeds for each in speed.rounds), *self._beside])
 
-    def disturbed(self, how: Iterable[str]) -> None:
-        """Something else went on while memory was measured."""
-        self._disturbances += how
+    def beside(self, meanwhile: Meanwhile) -> None:
+        """What else went on while memory was measured."""
+        self._beside.append(meanwhile)
 
     def to_json(self) -> dict[str, Any]:
         """The schema of `bench --json`: integer bytes, seconds as floats, null where nothing is known."""

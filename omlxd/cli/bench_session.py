@@ -112,7 +112,8 @@ def plan(client: Client, name: str, tokens: int | None, streams: int) -> dict[st
 
 
 def _answers(client: Client, body: dict[str, Any], what: str, tokens: int) -> list[Stream]:
-    events, found, pieces = client.sse(ROUTE, body), [], 0
+    events, pieces = client.sse(ROUTE, body), 0
+    found: list[Stream] = []
     with closing(events), output.Progress() as progress:
         progress.show(what)
         for event in events:

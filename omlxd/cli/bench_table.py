@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omlxd.cli import output
 from omlxd.cli.bench_figures import FIGURES
-from omlxd.cli.cells import NOTHING
+from omlxd.cli.cells import NOTHING, plain
 from omlxd.cli.render import draw, plain_table
 from omlxd.core.units import format_bytes, format_duration
 
@@ -63,18 +63,12 @@ def _add_ratios(table: Any, ratios: Mapping[str, Any], speed: Speed) -> None:
     found = next(each for each in ratios["speed"] if each["streams"] == speed.streams)
     told = {figure: NOTHING if found[figure] is None else f"× {found[figure]:.2f}" for figure in FIGURES}
     decode = told["decode_tokens_per_s"]
-    cells = (told["prefill_tokens_per_s"], told["first_token_s"], decode, decode, told["gap_p99_s"])
-    table.add_row("before", *(output.ornamented(cell, _stdout()) for cell in cells))
-
-
-def _stdout() -> Any:
-    import sys
-
-    return sys.stdout
+    ratios_told = (told["prefill_tokens_per_s"], told["first_token_s"], decode, decode, told["gap_p99_s"])
+    table.add_row("before", *map(plain, ratios_told))
 
 
 def _what(memory: Memory) -> str:
-    streams = "" if memory.streams == 1 else f"{memory.streams} x "
+    streams = "" if memory.streams == 1 else plain(f"{memory.streams} × ")
     return {
         "weights": "weights",
         "prompt_kv": f"KV cache of a prompt of {memory.tokens} tokens",

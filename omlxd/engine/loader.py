@@ -60,8 +60,7 @@ class SlicedLoad:
         self.done_bytes = 0
         self.total_bytes = order.weights_bytes
         self._gauges, self._warm = gauges, warm
-        self._started_s = time.perf_counter()
-        self._read_bytes = disk_read_bytes()
+        self._started_s, self._read_bytes = 0.0, 0
         self._module: Any = None
         self.codec: ChatCodec | None = None
         self._arrays: list[mx.array] | None = None
@@ -114,6 +113,7 @@ class SlicedLoad:
                 hint="correct `path` in the manifest, or download the model there",
                 details={"kind": "missing_folder", "path": self.order.path},
             )
+        self._started_s, self._read_bytes = time.perf_counter(), disk_read_bytes()  # not with MLX's own import
         self._files = _weights_stamp(folder)
         self._module, config = mlxlm.load_lazy(folder)
         self.codec = self._read_codec(folder, config)

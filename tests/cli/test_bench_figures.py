@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlxd.cli.bench_disturbances import disturbances
+from omlxd.cli.bench_disturbances import Meanwhile, disturbances, summary
 from omlxd.cli.bench_figures import Memory, Round, Speed, Stream, decode_memory, prompt_memory, spread
+
+PLAN = {"kv_bytes": 910, "growth_bytes": 90}
 
 
 def stream(*token_s: float, prompt: int = 100, **measured: Any) -> Stream:
@@ -84,12 +86,23 @@ def test_the_peak_of_a_prompt_comes_on_top_of_the_weights() -> None:
 def test_what_was_not_measured_has_no_line() -> None:
     weights = Memory("weights", 1000, 1001)
     assert prompt_memory(stream(1.0, kv=None, transient=None, peak=None), weights) == []
-    assert decode_memory(Round((stream(1.0, model_kv_bytes=0),)), 100) == []
+    assert decode_memory(Round((stream(1.0, model_kv_bytes=0),)), PLAN) == []
+    one_by_one = Round((stream(1.0, 1.5, model_kv_bytes=500), stream(2.0, 2.5, model_kv_bytes=500)))
+    assert decode_memory(one_by_one, PLAN) == []
 
 
 def test_kv_caches_are_those_of_the_moment_when_the_first_stream_ended() -> None:
-    (found,) = decode_memory(Round((stream(1.0, 2.0, model_kv_bytes=500), stream(1.0, 1.5, model_kv_bytes=900))), 910)
+    (found,) = decode_memory(Round((stream(1.0, 2.0, model_kv_bytes=500), stream(1.0, 1.5, model_kv_bytes=900))), PLAN)
     assert (found.measured_bytes, found.streams, found.tokens) == (900, 2, 102)
+    assert (found.predicted_bytes, found.reserved_bytes) == (910, 1000)
+
+
+def test_a_summary_tells_each_thing_once_and_not_too_many_and_the_busiest_moment_of_other_programs() -> None:
+    some = [Meanwhile(("a", "b"), 0.01), Meanwhile(("b", "c"), 99.0), Meanwhile(("d",), 3.0)]
+    told = summary(some)
+    assert told[:3] == ["a", "b", "2 more things happened"]
+    assert told[3].startswith("other programs kept up to 99.0 of ")
+    assert summary([Meanwhile((), 0.01)]) == summary([]) == []
 
 
 def event(name: str, model: str, request: str | None = None) -> dict[str, Any]:

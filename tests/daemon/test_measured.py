@@ -76,7 +76,9 @@ async def measure(daemon: RunningDaemon, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def test_a_stream_tells_when_each_token_came_and_what_its_memory_took(tmp_path: Path) -> None:
-    async with running(tmp_path, ONE, engine=FakeEngine("thread", step_s=0.002)) as daemon:
+    engine = FakeEngine("thread", step_s=0.002)
+    engine.measures_prefill, engine.chunk_token_bytes = True, 100
+    async with running(tmp_path, ONE, engine=engine) as daemon:
         (told,) = await measure(daemon, ignore_eos=True)
         measured = told["measured"]
         assert len(measured["token_s"]) == told["generated_tokens"] == 20

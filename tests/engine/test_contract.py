@@ -366,6 +366,8 @@ def test_a_request_may_leave_the_prefix_cache_alone(loop: Loop) -> None:
 def test_a_prompt_tells_its_peak_above_what_was_there_and_its_end_what_the_caches_took(loop: Loop) -> None:
     loop.load()
     idle_bytes = loop.rest().active_bytes
+    if isinstance(loop.engine, FakeEngine):
+        loop.engine.measures_prefill = True
     loop.start("r", prompt=LONG, max_tokens=4)
     end = loop.until(Finished, request="r")
     steps = [event for event in loop.seen if isinstance(event, Prefilled)]

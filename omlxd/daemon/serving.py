@@ -262,7 +262,7 @@ class Serving:
 
     async def _end_early(self, request: Request, cut: Cut) -> None:
         """End it well, with what it has generated: also the text that was held back for more to come."""
-        generation, codec = request.generation, self._pool.engine.codec(request.entry.name)
+        generation, codec = request.generation, self._pool.engine.codec(request.entry.name) or request.codec
         if codec is not None:
             tokens, stop = tuple(generation.generated), request.wish.stop
             rest = await asyncio.get_running_loop().run_in_executor(self._threads, codec.held_back, tokens, stop)

@@ -37,8 +37,8 @@ from omlxd.engine.orders import Plan
 from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.resident import ResidentModel, Running
-from omlxd.engine.text import ChatCodec
 from omlxd.engine.unloading import give_back
+from omlxd.engine.warm_codecs import WarmCodecs
 
 
 class PlanExecutor:
@@ -52,14 +52,14 @@ class PlanExecutor:
         events: what happened since they were last taken, in order.
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
         prefixes: what ended requests have left for later ones.
-        codecs: tokenizers of all models whose loads have opened their files so far.
+        codecs: the tokenizers that are kept, of models that are loaded and others.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
         self.events: list[EngineEvent] = []
         self.kv_bytes: dict[str, int] = {}
         self.prefixes = PrefixCaches()
-        self.codecs: dict[str, ChatCodec] = {}
+        self.codecs = WarmCodecs(gauges.grow_base)
         self.started = False
         self._gauges, self._clock = gauges, clock
         self._plan = Plan()
@@ -72,7 +72,6 @@ class PlanExecutor:
         self._last_order = 0
         self._ended: set[str] = set()
         self._finished: list[tuple[str, FinishReason | OmlxError, str | None, int]] = []
-        self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
         self._seq = 0
 
@@ -109,7 +108,10 @@ class PlanExecutor:
         On its own, since the round may stand still behind it: what it holds must not outlive the step, or a request
         that is taken out meanwhile keeps its KV cache.
         """
-        turn = self._pace.next_turn(self._models.values(), self._load, self._clock())
+        load = self._load
+        if load and load.awaits_codec and any(model.prompts or model.decoding for model in self._models.values()):
+            load = None  # it is not kept waiting, it waits
+        turn = self._pace.next_turn(self._models.values(), load, self._clock())
         if isinstance(turn, PromptTurn):
             self._leave_room()
             self._prefill(turn)
@@ -152,9 +154,10 @@ class PlanExecutor:
         for name in list(self._models):
             if name not in plan.resident and plan.seen_seq >= self._done_seq[name]:
                 self._unload(name)
+        self.codecs.use(plan.resident | ({plan.load.model} if plan.load else set()))
         if plan.load and plan.load.id > self._last_order and self._load is None:
             self._last_order = plan.load.id
-            self._load = SlicedLoad(plan.load, self._gauges, self._warm, self._clock())
+            self._load = SlicedLoad(plan.load, self._gauges, self.codecs, self._clock())
         self._add_requests(plan)
 
     def _remove_requests(self, plan: Plan) -> None:
@@ -273,7 +276,6 @@ class PlanExecutor:
         self._models.clear()
         if self._load:
             self._end_load(self._load, closing)
-        self._warm.clear()
         if self.started:
             mlxlm.release_memory()
 
@@ -290,9 +292,9 @@ class PlanExecutor:
             self._tell_failed(load.order.model, "load", error)
             self._end_load(load, mishaps.failure(load.order.model, error))
             return
-        if load.codec is not None:
-            self.codecs[load.order.model] = load.codec  # before the weights: prompts can be judged meanwhile
         load.moved_s = self._clock()
+        if load.codec is None:
+            return  # nothing to tell: its tokenizer comes before the weights, so that prompts can be judged meanwhile
         self._pace.loaded(load.done_bytes - done_bytes, load.moved_s - began_s)
         self.events.append(
             LoadProgress(self.next_seq(), load.order.id, load.order.model, load.done_bytes, load.total_bytes)

@@ -2,7 +2,7 @@
 
 mlx-lm's `BatchGenerator` is not a public API and its signature changed in 0.29, 0.30, 0.31 and 0.32. Everything that
 leans on it is here, and `tests/engine/test_mlxlm_contract.py` says what moved when an upgrade breaks it.
-All functions and methods run on the engine's thread.
+All functions and methods but those about tokenizers and the import run on the engine's thread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omlxd.engine.patient_reading import patiently
 from omlxd.engine.sampling import Sampler, ShapingSampler
 
 if TYPE_CHECKING:
@@ -90,11 +91,19 @@ def _without_glob_characters(folder: Path) -> Iterator[Path]:
         yield plain
 
 
+def load_config(folder: Path) -> dict[str, Any]:
+    """The model's config as mlx-lm reads it: with what `generation_config.json` says of the end of a text."""
+    from mlx_lm.utils import load_config as load
+
+    return dict(load(folder))
+
+
 def load_tokenizer(folder: Path, config: dict[str, Any]) -> Any:
-    """mlx-lm's tokenizer wrapper, with the end-of-text ids of the model's config."""
+    """mlx-lm's tokenizer wrapper, with the end-of-text ids of the model's config; on any thread."""
     from mlx_lm.utils import load_tokenizer as load
 
-    return load(folder, eos_token_ids=config.get("eos_token_id"))
+    with patiently(folder):
+        return load(folder, eos_token_ids=config.get("eos_token_id"))
 
 
 def every_array(model: Any) -> list[mx.array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -95,11 +96,13 @@ def _measure_prompt(session: Session, report: Report, tokens: int) -> list[Memor
     return prompt_memory(asked.streams[0], report.weights)
 
 
+@dataclass(frozen=True, slots=True)
 class _Sizes:
-    """How long prompts and answers are, and how many run at a time."""
+    """How long prompts and answers are, in tokens, and how many run at a time."""
 
-    def __init__(self, prompt: int, generate: int, streams: Sequence[int]) -> None:
-        self.prompt, self.generate, self.streams = prompt, generate, streams
+    prompt: int
+    generate: int
+    streams: tuple[int, ...]
 
 
 def _checked(
@@ -124,21 +127,20 @@ def _checked(
     name, most = found["names"][0], found["context"]  # 4096, or less where the model has no longer one
     if prompt is None and generate is None and most < PROMPT_TOKENS + GENERATE_TOKENS:
         prompt, generate = most * 3 // 4, most - most * 3 // 4
-    sizes = _Sizes(prompt or PROMPT_TOKENS, generate or GENERATE_TOKENS, wanted or STREAMS)
+    prompt, generate = prompt or PROMPT_TOKENS, generate or GENERATE_TOKENS
     for tokens in lengths:
         _must_fit(plan(client, name, tokens + _ONE_MORE, 1), f"--context {tokens}")
     streams = []
-    for each in sizes.streams:
+    for each in wanted or STREAMS:
         try:
-            _must_fit(plan(client, name, sizes.prompt + sizes.generate, each), f"--concurrency {each}")
+            _must_fit(plan(client, name, prompt + generate, each), f"--concurrency {each}")
         except (DoesNotFit, InvalidRequest) as error:
             if wanted is not None or each == 1:
                 raise
             output.note(f"{each} streams are left out: {error.message}")
         else:
             streams.append(each)
-    sizes.streams = streams
-    return name, sizes
+    return name, _Sizes(prompt, generate, tuple(streams))
 
 
 def _must_fit(verdict: dict[str, Any], option: str) -> None:

@@ -15,7 +15,7 @@ from omlxd.cli.bench_disturbances import Watch
 from omlxd.cli.bench_figures import Round, Stream
 from omlxd.cli.client import model_path
 from omlxd.cli.models import load_with_progress
-from omlxd.core.errors import Busy, OmlxError, Unreachable
+from omlxd.core.errors import Busy, OmlxError, UnknownModel, Unreachable
 
 if TYPE_CHECKING:
     from omlxd.cli.client import Client
@@ -130,7 +130,9 @@ def _answers(client: Client, body: dict[str, Any], what: str, tokens: int) -> li
 
 def _view(client: Client, name: str) -> dict[str, Any]:
     models: Sequence[dict[str, Any]] = client.get("/v1/control/models")["models"]
-    return next(each for each in models if each["name"] == name)
+    if (found := next((each for each in models if each["name"] == name), None)) is None:
+        raise UnknownModel(f"the manifest has lost its model `{name}`")
+    return found
 
 
 def _in_use(view: dict[str, Any]) -> bool:

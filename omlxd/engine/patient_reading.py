@@ -50,7 +50,7 @@ def patiently(folder: Path) -> Iterator[None]:
         if hasattr(backend, "TokenizerFast"):
             undo.callback(_put(backend, "TokenizerFast", _Maker(backend.TokenizerFast, reading)))
         kind: Any = getattr(backend, "TokenizersBackend", None)
-        if isinstance(kind, type) and "get_vocab" in vars(kind):
+        if "get_vocab" in getattr(kind, "__dict__", {}):
             asked = kind.get_vocab
             undo.callback(_put(kind, "get_vocab", lambda tokenizer: reading.vocabulary(tokenizer, asked)))
         yield

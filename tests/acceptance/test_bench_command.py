@@ -102,7 +102,7 @@ def test_a_table_is_drawn_and_compared_with_an_earlier_one(daemon: Daemon, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("tyni",), 4, "did you mean `tiny`?"),
+        (("tinny",), 4, "did you mean `tiny`?"),
         (("tiny", "--context", "500000"), 2, "`--context "),
         (("slow", "--prompt", "8000", "--concurrency", "16"), 5, "hint: prompts and answers of "),
         (("tiny", "--concurrency", "1,two"), 2, "`--concurrency` takes whole numbers above 0"),
@@ -151,7 +151,7 @@ def test_an_interrupted_benchmark_leaves_nothing_behind(daemon: Daemon) -> None:
     with (
         daemon.events(since=daemon.log()[-1]["seq"]) as events,
         subprocess.Popen(
-            [*OMLXD, "bench", "slow", "--generate", "8000", "--prompt", "100", "--concurrency", "4"],
+            [*OMLXD, "bench", "slow", "--generate", "6000", "--prompt", "100", "--concurrency", "1"],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

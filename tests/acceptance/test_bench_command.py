@@ -17,7 +17,7 @@ from tests.acceptance.harness import OMLXD, Daemon, has_text, weights_bytes
 pytestmark = pytest.mark.mlx
 
 SIZES = ("--prompt", "300", "--generate", "30", "--rounds", "2", "--concurrency", "1,2")
-QUICK = ("--prompt", "20", "--generate", "4", "--rounds", "1", "--concurrency", "1")
+QUICK = ("--prompt", "20", "--generate", "2", "--rounds", "1", "--concurrency", "1")
 
 
 @pytest.fixture(scope="module")

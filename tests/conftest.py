@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from omlxd.engine.demo_models import ensure_smollm2, make_tiny
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what the tests start compiles once and not each time, for 0.4 s
 settings.register_profile("omlxd", deadline=None)  # a busy machine is slow, not wrong
 settings.load_profile("omlxd")
 
@@ -24,15 +26,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`tiny_model(kind="llama", size_bytes=1_000_000, **make_tiny's other arguments)`: a shared folder, to read."""
-    root = tmp_path_factory.mktemp("tiny-models")
-    made: dict[tuple[Any, ...], Path] = {}
+    """`tiny_model(kind="llama", size_bytes=1_000_000, **make_tiny's other arguments)`: a shared folder, to read.
+
+    All workers of a run share them: whoever wants one first makes it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny-models"
+    root.mkdir(exist_ok=True)
 
     def model(kind: str = "llama", size_bytes: int = 1_000_000, **options: Any) -> Path:
-        key = (kind, size_bytes, *sorted(options.items()))
-        if key not in made:
-            made[key] = make_tiny(root / f"{kind}-{len(made)}", kind=kind, size_bytes=size_bytes, **options)
-        return made[key]
+        given = [f"{name}-{value}" for name, value in sorted(options.items())]
+        folder = root / "-".join([kind, str(size_bytes), *given])
+        with (root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return folder if folder.exists() else make_tiny(folder, kind=kind, size_bytes=size_bytes, **options)
 
     return model
 

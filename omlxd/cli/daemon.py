@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from omlxd.cli.supervised import Service
 
 END_TIMEOUT_S: Final = 30.0
+SILENT_S: Final = 2.0  # a drain that is shorter is not worth a word
 STOP: Final = "/v1/control/stop"
 
 MaxMemory = Annotated[
@@ -80,13 +81,11 @@ def restart(
 
     It comes back with its options, pins and limits, and what it had loaded.
     """
-    from omlxd.cli.supervised import (
-        service_that_runs,
-    )  # it asks launchd or systemd, whom no other command of here needs
+    from omlxd.cli.supervised import service_that_runs  # asks launchd or systemd, whom no other command of here needs
 
     home, client = home_of(context), client_of(context)
     options = replace(_checked(max_memory, hard_limit, manifest, policy, restore), restarted=True)
-    service = None
+    service = stopped = None
     try:
         status = _status(client)
         _check_manifest(home, options.over(status))
@@ -103,12 +102,17 @@ def restart(
     if service is None:
         _start(home, options)
     else:
-        output.data(ready_line(service.start(), client))
+        found = service.start()
+        if stopped is not None and stopped.unsaved_limit is not None:  # a service's command line says no other one
+            body = {"max_memory": stopped.unsaved_limit, "force": True}
+            for warning in client.call("PATCH", "/v1/control/limits", body, timeout_s=None).get("warnings", ()):
+                output.warn(warning)
+        output.data(ready_line(found, client))
 
 
 def _start_of_a_crashed(home: Home) -> Mapping[str, str]:
     """What the start of the last daemon was told, when that did not end in order; else nothing."""
-    from omlxd.daemon.state_file import parse_state
+    from omlxd.daemon.state_text import parse_state
 
     try:
         return parse_state(home.state.read_text(encoding="utf-8")).start if home.state.is_file() else {}
@@ -200,17 +204,21 @@ def ready_line(ready: dict[str, Any], client: Client) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The daemon that was stopped: its process, and what its start was told, where it could still say."""
+    """The daemon that was stopped: its process, and what its start was told, where it could still say.
+
+    `unsaved_limit` was set at run time, and its successor cannot know of it.
+    """
 
     pid: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    unsaved_limit: str | None = None
 
 
 def _stop(home: Home, client: Client, *, now: bool, restart: Mapping[str, bool] | None = None) -> Stopped:
-    options: Mapping[str, Any] = {}
+    options, unsaved_limit = dict[str, Any](), None
     try:
         answer = _ask_to_stop(client, now=now, restart=restart)
-        pid, options = int(answer["pid"]), answer.get("options", {})
+        pid, options, unsaved_limit = int(answer["pid"]), answer.get("options", {}), answer.get("unsaved_limit")
     except Unreachable as error:
         holder = holder_of(home.lock)
         if holder is None or holder.pid is None:
@@ -223,7 +231,7 @@ def _stop(home: Home, client: Client, *, now: bool, restart: Mapping[str, bool] 
         _wait_for_drain(home, client, _RESTART_NOW if restart else _STOP_NOW)
     if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
         raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
-    return Stopped(pid, options)
+    return Stopped(pid, options, unsaved_limit)
 
 
 def _ask_to_stop(client: Client, *, now: bool, restart: Mapping[str, bool] | None) -> dict[str, Any]:
@@ -254,7 +262,7 @@ _RESTART_NOW = "Ctrl-C, then `omlxd restart --now` ends them"  # `stop` would le
 
 def _wait_for_drain(home: Home, client: Client, way_out: str) -> None:
     """The daemon bounds this by its `drain_timeout`; meanwhile say what it waits for, and the way out of it."""
-    next_look_s, said = time.monotonic() + 2.0, False
+    next_look_s, said = time.monotonic() + SILENT_S, False
     with output.Progress() as progress:
         while is_held(home.lock):
             if time.monotonic() >= next_look_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,8 +11,10 @@ from omlxd.cli import output
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json
 from omlxd.core.errors import InvalidRequest
+from omlxd.core.states import LimitOrigin
 from omlxd.core.units import format_bytes, parse_limit
 
+_SAID: Final[Mapping[str, str]] = {LimitOrigin.LIMIT: "omlxd limit", LimitOrigin.COMMAND_LINE: "--max-memory"}
 _ANY_RAM_BYTES: Final = 2**40  # a percentage is for the daemon to work out
 
 
@@ -56,6 +59,12 @@ def check_size(size: str) -> None:
         parse_limit(size, ram_bytes=_ANY_RAM_BYTES)
 
 
+def set_by(memory: Mapping[str, Any]) -> str:
+    """What sets the soft limit: `max_memory` of the manifest, who said another one, or what caps either."""
+    said = _SAID.get(memory.get("limit_origin", ""))
+    return said if said and memory["binding"] == "max_memory" else str(memory["binding"])
+
+
 def limits_line(memory: dict[str, Any]) -> str:
     """`limit 8.00 GiB (max_memory), hard limit 28.0 GiB, 3.10 GiB used`."""
     used = f"{format_bytes(memory['used'])} used"
@@ -64,6 +73,6 @@ def limits_line(memory: dict[str, Any]) -> str:
             return f"no limit, {used}"
         return f"no soft limit; hard limit {format_bytes(memory['hard_limit'])} ({memory['hard_binding']}), {used}"
     return (
-        f"limit {format_bytes(memory['soft_limit'])} ({memory['binding']}),"
+        f"limit {format_bytes(memory['soft_limit'])} ({set_by(memory)}),"
         f" hard limit {format_bytes(memory['hard_limit'])}, {used}"
     )

@@ -20,7 +20,7 @@ from omlxd.core.units import format_bytes
 
 if TYPE_CHECKING:
     from omlxd.core.manifest import Manifest
-    from omlxd.daemon.manifest_file import ModelReport
+    from omlxd.daemon.model_check import ModelReport
 
 
 def init(
@@ -58,7 +58,8 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
 
     Nothing is loaded.
     """
-    from omlxd.daemon.manifest_file import check_models, read_manifest, with_file_problems  # pydantic: only here, 60 ms
+    from omlxd.daemon.manifest_file import read_manifest  # pydantic: only here, 60 ms
+    from omlxd.daemon.model_check import check_models, with_file_problems
     from omlxd.daemon.state_file import read_state
 
     path = _path(context, manifest)
@@ -75,13 +76,15 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
     verdict = _verdict(found, reports, limits)
     for warning in limits.warnings:
         output.warn(warning)
+    saved, written = read_state(home_of(context).state), str(found.daemon.max_memory)
+    kept, origin = saved.max_memory(written), saved.limit_origin(written)
     if json:
-        output.data_json(_as_json(found, reports, limits, [verdict.message] if verdict else []))
+        problems = [verdict.message] if verdict else []
+        output.data_json(_as_json(found, reports, limits, problems) | {"saved_limit": kept if origin else None})
     else:
         _draw(found, reports, limits)
-        saved = read_state(home_of(context).state)
-        if origin := saved.limit_origin(str(found.daemon.max_memory)):
-            output.note(f"the next start keeps the limit `{saved.max_memory(str(found.daemon.max_memory))}`, {origin}")
+        if origin:
+            output.note(f"the next start keeps the limit `{kept}`, {origin}")
     if verdict is not None:
         raise verdict
 

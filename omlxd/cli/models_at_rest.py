@@ -8,7 +8,8 @@ from typing import Any
 from omlxd.core.manifest import ModelSettings
 from omlxd.core.states import SCHEMA, ModelView
 from omlxd.daemon.home import Home
-from omlxd.daemon.manifest_file import ModelReport, check_models, read_manifest
+from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.model_check import ModelReport, check_models
 
 
 def models_at_rest(home: Home) -> dict[str, Any]:

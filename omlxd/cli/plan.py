@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from omlxd.core.limits import MemoryLimits
     from omlxd.core.manifest import Manifest
     from omlxd.core.plan import Neighbour, Verdict
+    from omlxd.core.saved_state import SavedState
     from omlxd.daemon.planning import Plan, Surroundings
-    from omlxd.daemon.state_file import SavedState
 
 
 def plan(
@@ -146,16 +146,19 @@ def _pinned(manifest: Manifest, state: SavedState) -> tuple[Neighbour, ...]:
 
 
 def _draw(surroundings: Surroundings, plan: Plan) -> None:
-    from omlxd.cli.render import draw, plan_table  # Rich, only where a table is drawn
+    from omlxd.cli.render import draw, has_room_for, plan_table  # Rich, only where a table is drawn
 
     limits = surroundings.planner.limits
     soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no limit"
     hard = f", hard limit {format_bytes(limits.hard_bytes)}" if limits.hard_bytes else ""
     source = "as the daemon has it now" if surroundings.running else "the daemon is not running"
     output.data(f"{soft}{hard}; {source}")
-    draw(plan_table(plan.rows, plan.together))
+    table = plan_table(plan.rows, plan.together)
+    wide = has_room_for(table)
+    draw(table if wide else plan_table(plan.rows, plan.together, narrow=True))
     for verdict in _asked(plan):
-        output.data(f"  {verdict.why}")
+        unloads = "" if wide or not verdict.evict else f"; unloads {', '.join(f'`{name}`' for name in verdict.evict)}"
+        output.data(f"  {verdict.why}{unloads}")
     for _, verdict in plan.rows:
         if not verdict.known:
             output.note(f"the architecture of `{verdict.names[0]}` is not known; its KV and transient are a guess")

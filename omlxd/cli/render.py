@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +17,7 @@ from omlxd.cli.cells import NOTHING
 
 if TYPE_CHECKING:
     from omlxd.core.plan import Verdict, Wish
-    from omlxd.daemon.manifest_file import ModelReport
+    from omlxd.daemon.model_check import ModelReport
 
 WIDTH_ON_A_PIPE: Final = 200  # nothing is cut off for whoever reads it
 
@@ -86,43 +87,37 @@ def check_table(reports: Iterable[tuple[ModelReport, bool]]) -> Table:
     return table
 
 
-def plan_table(rows: Iterable[tuple[Wish, Verdict]], together: Verdict | None) -> Table:
-    """What `plan` predicts for each model by itself, and for all of them at the same time."""
-    table = plain_table(
-        "~MODEL",
-        "FITS",
-        ">WEIGHTS",
-        ">KV",
-        ">GROWTH",
-        ">TRANSIENT",
-        ">CONTEXT",
-        ">MOST",
-        ">REQ",
-        ">MOST",
-        "BINDS",
-        "~UNLOADS",
-    )
+def plan_table(rows: Iterable[tuple[Wish, Verdict]], together: Verdict | None, *, narrow: bool = False) -> Table:
+    """What `plan` predicts for each model by itself, and for all of them at the same time; `narrow` without details."""
+    sizes = (">STAYS", ">PEAK") if narrow else (">WEIGHTS", ">KV", ">GROWTH", ">TRANSIENT")
+    unloads = () if narrow else ("~UNLOADS",)
+    table = plain_table("~MODEL", "FITS", *sizes, ">CONTEXT", ">MOST", ">REQ", ">MOST", "BINDS", *unloads)
+
+    def add(name: str, verdict: Verdict, *asked_and_most: str) -> None:
+        evict = () if narrow else (cells.word(", ".join(verdict.evict) or NOTHING),)
+        binding = cells.word(verdict.binding)
+        table.add_row(cells.word(name), *_plan_sizes(verdict, narrow), *asked_and_most, binding, *evict)
+
     for wish, verdict in rows:
-        table.add_row(
-            cells.word(wish.name),
-            *_plan_sizes(verdict),
-            str(wish.context_tokens),
-            str(verdict.max_context_tokens),
-            str(wish.rows),
-            str(verdict.max_concurrency),
-            cells.word(verdict.binding),
-            cells.word(", ".join(verdict.evict) or NOTHING),
-        )
+        context = str(wish.context_tokens), str(verdict.max_context_tokens)
+        add(wish.name, verdict, *context, str(wish.rows), str(verdict.max_concurrency))
     if together is not None:
-        blanks = [NOTHING] * 4
-        evict = cells.word(", ".join(together.evict) or NOTHING)
-        table.add_row(cells.word("together"), *_plan_sizes(together), *blanks, cells.word(together.binding), evict)
+        add("together", together, *[NOTHING] * 4)
     return table
 
 
-def _plan_sizes(verdict: Verdict) -> tuple[str | Text, ...]:
+def has_room_for(table: Table) -> bool:
+    """Whether the user's terminal has the columns for all of the table, nothing shortened."""
+    target = console()
+    unbounded = target.options.update(max_width=WIDTH_ON_A_PIPE * 2)
+    return Measurement.get(target, unbounded, table).maximum <= target.width
+
+
+def _plan_sizes(verdict: Verdict, narrow: bool) -> tuple[str | Text, ...]:
     need = verdict.need
     fits = Text("yes", style="green") if verdict.fits else Text("no", style="red")
+    if narrow:
+        return fits, cells.size(need.stays_bytes), cells.size(need.peak_bytes)
     return fits, *map(cells.size, (need.weights_bytes, need.kv_bytes, need.growth_bytes, need.transient_bytes))
 
 

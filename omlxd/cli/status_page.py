@@ -13,6 +13,7 @@ from rich.text import Text
 
 from omlxd.cli import cells, output
 from omlxd.cli.cells import LEVEL_STYLES, STATE_STYLES, plain
+from omlxd.cli.limit import set_by
 from omlxd.cli.memory_bar import compared_bytes, memory_bar, memory_parts, used_style
 from omlxd.cli.render import plain_table
 from omlxd.cli.sentences import decision_sentence
@@ -120,7 +121,7 @@ def limit_line(status: Mapping[str, Any], width: int) -> Text:
     """The limits, what sets them, and what the enforcer says."""
     memory, enforcer = status["memory"], status["enforcer"]
     soft, hard = memory["soft_limit"], memory["hard_limit"]
-    limits = f"limit   {format_bytes(soft)} ({memory['binding']})" if soft else "limit   none"
+    limits = f"limit   {format_bytes(soft)} ({set_by(memory)})" if soft else "limit   none"
     if hard:
         told = width >= WIDE_COLUMNS or not soft  # what binds alone says what it comes from
         limits += f" · hard {format_bytes(hard)}" + (f" ({memory['hard_binding']})" if told else "")

@@ -168,9 +168,9 @@ def _mamba2(text: Text, width: int) -> tuple[Layer, ...]:
     return (layer,) * layer_count(text)
 
 
-def _falcon_h1(text: Text, width: int) -> tuple[Layer, ...]:
-    full = attention(text, width)
-    space = state_space(
+def _hybrid_mamba2(text: Text, width: int) -> Layer:
+    """The Mamba-2 layer of a hybrid, whose config names its numbers beside those of the attention."""
+    return state_space(
         text,
         width,
         heads=number(text, "mamba_n_heads"),
@@ -179,6 +179,11 @@ def _falcon_h1(text: Text, width: int) -> tuple[Layer, ...]:
         groups=number(text, "mamba_n_groups"),
         kernel=number(text, "mamba_d_conv"),
     )
+
+
+def _falcon_h1(text: Text, width: int) -> tuple[Layer, ...]:
+    full = attention(text, width)
+    space = _hybrid_mamba2(text, width)
     both = replace(
         full,
         state_bytes=space.state_bytes,
@@ -195,15 +200,7 @@ def _granite_hybrid(text: Text, width: int) -> tuple[Layer, ...]:
     full = attention(text, width)
     if "mamba" not in (kinds := texts(text, "layer_types", layer_count(text))):
         return (full,) * layer_count(text)
-    space = state_space(
-        text,
-        width,
-        heads=number(text, "mamba_n_heads"),
-        head_dim=number(text, "mamba_d_head"),
-        state=number(text, "mamba_d_state"),
-        groups=number(text, "mamba_n_groups"),
-        kernel=number(text, "mamba_d_conv"),
-    )
+    space = _hybrid_mamba2(text, width)
     return tuple(space if kind == "mamba" else full for kind in kinds)
 
 

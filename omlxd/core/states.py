@@ -54,6 +54,14 @@ class Level(StrEnum):
     EXHAUSTED = "exhausted"
 
 
+class LimitOrigin(StrEnum):
+    """Who said what the soft limit is: the manifest, `omlxd limit`, or the command line that started the daemon."""
+
+    MANIFEST = "manifest"
+    LIMIT = "limit"
+    COMMAND_LINE = "command_line"
+
+
 class FinishReason(StrEnum):
     """Why a generation ended well."""
 
@@ -67,7 +75,8 @@ class MemoryView:
 
     `committed` is what has been promised: weights of loaded, loading and unloading models, and KV caches with the
     blocks they grow into; `prefix_cache` is what ended requests have left for later ones, reclaimable at any time;
-    `unaccounted` is what is used and belongs to no model. `binding` and `hard_binding` are what sets the two limits.
+    `unaccounted` is what is used and belongs to no model. `binding` and `hard_binding` are what sets the two limits,
+    and `limit_origin` who said what the soft one is.
     `samples` counts how often `active + cache` was looked at inside steps, `over_hard_samples` how often it lay above
     the hard limit then, and `over_hard_bytes` by how much at worst; both stay 0 while the limit holds.
     """
@@ -90,6 +99,7 @@ class MemoryView:
     over_hard_samples: int = 0
     over_hard_bytes: int = 0
     prefix_cache: int = 0
+    limit_origin: LimitOrigin = LimitOrigin.MANIFEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import omlxd
 from omlxd.core.errors import OmlxError
 from omlxd.core.limits import Machine, resolve_limits
 from omlxd.core.manifest import Manifest, max_memory_bytes
-from omlxd.core.states import DaemonState, StatusView
+from omlxd.core.states import DaemonState, LimitOrigin, MemoryView, StatusView
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.flags import Flags
@@ -83,7 +83,7 @@ class Daemon:
             uptime_s=time.monotonic() - self._started_s,
             backend=monitor.backend(),
             manifest=self.manifest.path,
-            memory=monitor.memory(),
+            memory=self.memory(),
             enforcer=monitor.enforcer(),
             models=monitor.models(),
             requests=monitor.requests(),
@@ -91,6 +91,19 @@ class Daemon:
             api=self.api,
             stalled_s=monitor.stalled_s() or None,
         )
+
+    def memory(self) -> MemoryView:
+        """Memory and limits now, and who said what the soft limit is."""
+        return replace(self.monitor.memory(), limit_origin=self._limit_origin())
+
+    def _limit_origin(self) -> LimitOrigin:
+        if self.flags.max_memory is not None:
+            return LimitOrigin.COMMAND_LINE
+        written = str(self.manifest.daemon.max_memory)
+        saved = self.state_file.state.max_memory(written)
+        if saved in (None, written) or max_memory_bytes(saved, self.machine) != self.enforcer.max_bytes:
+            return LimitOrigin.MANIFEST  # also when the saved one no longer holds beside the manifest's `hard_limit`
+        return LimitOrigin.LIMIT
 
     def surroundings(self, max_memory: str | None = None) -> Surroundings:
         """What a plan is made in now; with another soft limit where one is given. Raises InvalidRequest."""

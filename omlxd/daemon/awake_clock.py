@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from omlxd.core.events import Emit, Event, EventName
+from omlxd.daemon.watcher import Watcher
 
 LONGEST_GAP_S: Final = 15.0  # a daemon that works reads its clock each second at least: the server's tick
 LOOK_EACH_S: Final = 5.0
@@ -68,7 +69,7 @@ class AwakeEventLoop(asyncio.SelectorEventLoop):
         return self.clock()
 
 
-class PauseWatch:
+class PauseWatch(Watcher):
     """Tells when the machine slept or the process stood still: nothing comes of it, but clients may have given up.
 
     Args:
@@ -77,6 +78,8 @@ class PauseWatch:
         sleep: waits between two looks.
     """
 
+    task_name = "omlxd-pauses"
+
     def __init__(
         self,
         emit: Emit,
@@ -84,19 +87,6 @@ class PauseWatch:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._emit, self._absent_s, self._sleep = emit, absent_s or _absent_s, sleep
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to watch; the second call does nothing."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch(), name="omlxd-pauses")
-
-    async def stop(self) -> None:
-        """End the watch; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def _watch(self) -> None:
         known_s = self._absent_s()

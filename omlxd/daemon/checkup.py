@@ -29,11 +29,12 @@ from omlxd.core.checkup import (
 from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
 from omlxd.core.limits import Machine, MemoryLimits
 from omlxd.core.manifest import DaemonSettings, Manifest
+from omlxd.core.saved_state import SavedState
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
-from omlxd.daemon.manifest_file import check_models, read_manifest
-from omlxd.daemon.state_file import SavedState
-from omlxd.engine.gauges import detect_backend
+from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.model_check import check_models
+from omlxd.engine.backends import detect_backend
 from omlxd.engine.orders import MIB
 
 BESIDE_THE_LOG_BYTES = 4 * MIB  # `daemon.err` and its predecessor, and the line that a rotation waits for

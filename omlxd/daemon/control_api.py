@@ -98,7 +98,7 @@ class _ControlApi:
         body = await read_body(request, LimitsBody)
         done = await change_limit(self._daemon, body.max_memory, force=body.force)
         return _answer(
-            memory=asdict(self._daemon.monitor.memory()),
+            memory=asdict(self._daemon.memory()),
             evicted=list(done.evicted),
             warnings=list(done.warnings),
             level=self._daemon.enforcer.level.value,
@@ -160,10 +160,11 @@ class _ControlApi:
         daemon.stop.to_restart = daemon.stop.to_restart or body.restart
         daemon.stop.ask(now=body.now)
         options = {"manifest": daemon.manifest.path, **daemon.flags.to_json()}
-        limit = daemon.state_file.state.limit
-        if limit is not None and not daemon.state_file.limit_saved:
+        limit = None if daemon.state_file.limit_saved else daemon.state_file.state.limit
+        if limit is not None:
             options["max_memory"] = limit.max_memory  # or the successor would fall back to a wider one
-        return _answer(state="draining", pid=os.getpid(), options=options)
+        unsaved = None if limit is None else limit.max_memory
+        return _answer(state="draining", pid=os.getpid(), options=options, unsaved_limit=unsaved)
 
     async def _events(self, since: int, of_run: str | None, *, following: bool) -> AsyncGenerator[bytes, None]:
         daemon = self._daemon

@@ -20,13 +20,11 @@ from omlxd.core.states import EnforcerView, Level
 from omlxd.daemon.ladder_walk import LadderWalk
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.pressure_level import PressureLevel
 from omlxd.engine.events import OverLimit
 from omlxd.engine.orders import MIB, EngineLimits
 
-EXHAUSTED_STEP_BYTES = 16 * MIB  # growth after which an engine that cannot be helped is looked at again
 OVERHEAD_STEP_BYTES = 16 * MIB  # so much of it more or less does not change where the engine stands still
-
-_NO_LIMITS = MemoryLimits(0, 0, "max_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +93,8 @@ class ProcessMemoryEnforcer:
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._tick_lock = asyncio.Lock()
-        self._ladder = LadderWalk(engine_pool, clock, lambda decision: self._set_level(Level.OVER, decision))
-        self._level = Level.OK
-        self._reason: str | None = None
-        self._exhausted_at_bytes = 0
+        self._level = PressureLevel(self._emit, engine_pool.link.drop_cache)
+        self._ladder = LadderWalk(engine_pool, clock, lambda decision: self._level.become(Level.OVER, decision))
         self._overhead_bytes = 0
         self._last_error: str | None = None
         self._looked_at_s = clock()
@@ -112,7 +108,7 @@ class ProcessMemoryEnforcer:
     @property
     def level(self) -> Level:
         """ok, over and acting, or over with nothing left to do (R9)."""
-        return self._level
+        return self._level.now
 
     @property
     def limits(self) -> MemoryLimits:
@@ -149,7 +145,7 @@ class ProcessMemoryEnforcer:
 
     def _change_limit(self, max_bytes: int, limits: MemoryLimits) -> None:
         before_bytes, self._max_bytes = self._max_bytes, max_bytes
-        self._exhausted_at_bytes = 0  # what could not be helped under the old limit is looked at anew
+        self._level.look_anew()
         self._take(limits)
         self._emit(
             Event(
@@ -187,7 +183,7 @@ class ProcessMemoryEnforcer:
         self._pool.on_over_limit = self._pool.on_engine_started = self._pool.on_wanted_block = None
         for entry in self._pool.entries.values():
             entry.abort_loading = False
-        self._level, self._reason = Level.OK, None
+        self._level.end()
         self._pool.set_limits(Limits(policy=self._policy), EngineLimits(prefill_memory_guard=False))
         self._pool.link.release()
 
@@ -203,16 +199,16 @@ class ProcessMemoryEnforcer:
         """Walk the ladder until the next block of the model's decode batch fits, or nothing is left to do."""
         async with self._tick_lock:
             await self._ladder.walk(model)
-            self._judge(decide(self._pool.snapshot(self._pool.engine.read()), self._pool.limits))
+            self._level.judge(decide(self._pool.snapshot(self._pool.engine.read()), self._pool.limits))
 
     def view(self) -> EnforcerView:
         """What `status` shows."""
         return EnforcerView(
             policy=self._policy.value,
             poll_interval_s=self._poll_interval_s,
-            level=self._level,
+            level=self._level.now,
             decisions=self._pool.decisions.count,
-            reason=self._reason,
+            reason=self._level.reason,
         )
 
     def overdue_s(self) -> float:
@@ -249,58 +245,15 @@ class ProcessMemoryEnforcer:
             self._overhead_bytes = reading.pressure_bytes(self._policy) - reading.active_bytes
             glance = decide(pool.snapshot(reading), pool.limits)
             if glance.action is None and glance.outcome is Outcome.WITHIN_LIMIT:
-                self._set_level(Level.OK, glance)
+                self._level.become(Level.OK, glance)
                 return [glance]
             decisions = await self._ladder.walk()
             if decisions:
-                self._judge(decisions[-1])
+                self._level.judge(decisions[-1])
         finally:
             self._send_limits()
             pool.link.release()
         return decisions
-
-    def _judge(self, last: Decision) -> None:
-        """The level after the last decision of a tick."""
-        if last.outcome is Outcome.SYSTEM_SHORT or last.rung.startswith("system"):
-            self._set_level(Level.OVER, last)
-        elif not self._over(last):
-            self._set_level(Level.OK, last)
-        elif last.exhausted:
-            if not self._exhausted_at_bytes:
-                self._pool.link.drop_cache()  # what nobody holds is given back before memory is called unaccounted for
-            self._exhausted_at_bytes = self._exhausted_at(last.pressure_bytes)
-            self._set_level(Level.EXHAUSTED, last)
-        else:
-            self._set_level(Level.OVER, last)
-
-    def _exhausted_at(self, pressure_bytes: int) -> int:
-        """What cannot be helped: what runs within the tolerance is not part of it, or the tolerance would creep up."""
-        before_bytes = self._exhausted_at_bytes
-        if 0 < before_bytes < pressure_bytes <= before_bytes + EXHAUSTED_STEP_BYTES:
-            return before_bytes
-        return max(pressure_bytes, 1)
-
-    def _set_level(self, level: Level, decision: Decision) -> None:
-        """Told on the transition only (R9)."""
-        if level is not Level.EXHAUSTED:
-            self._exhausted_at_bytes = 0
-        self._reason = None if level is Level.OK else decision.reason
-        if level is self._level:
-            return
-        before, self._level = self._level, level
-        fields = {
-            "level_before": before.value,
-            "level_now": level.value,
-            "reason": decision.reason,
-            "outcome": decision.outcome.value,
-            "pressure_bytes": decision.pressure_bytes,
-            "soft_limit_bytes": decision.soft_bytes,
-        }
-        severity = {Level.OK: EventLevel.INFO, Level.OVER: EventLevel.WARNING, Level.EXHAUSTED: EventLevel.ERROR}
-        self._emit(Event(EventName.LEVEL_CHANGED, severity[level], fields=fields))
-
-    def _over(self, decision: Decision) -> bool:
-        return 0 < decision.soft_bytes < decision.pressure_bytes
 
     def _take(self, limits: MemoryLimits) -> None:
         """Put these limits in force everywhere, and warn once about what is not as asked."""
@@ -311,14 +264,13 @@ class ProcessMemoryEnforcer:
             self._emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields={"message": text}))
 
     def _send_limits(self) -> None:
-        tolerated_bytes = self._exhausted_at_bytes + EXHAUSTED_STEP_BYTES if self._exhausted_at_bytes else 0
         limits = Limits(
             self._limits.soft_bytes,
             self._limits.hard_bytes,
             self._limits.binding,
             self._policy,
             hard_binding=self._limits.hard_binding,
-            tolerated_bytes=tolerated_bytes,
+            tolerated_bytes=self._level.tolerated_bytes,
             min_available_bytes=self._min_available_bytes,
         )
         engine_limits = EngineLimits(limits.soft_bytes, limits.hard_bytes, self._pause_above(limits), self._guard)

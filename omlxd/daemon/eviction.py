@@ -1,4 +1,4 @@
-"""Unloads an idle model because somebody needs its memory, and records why."""
+"""Unloads a model that nobody uses, for somebody who needs its memory or because its time is over, and records why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def make_way(
     """
     begun_s = pool.clock()
     decision = pool.decisions.begin()
-    await pool.evict(victim, aborted(victim, f"`{for_model}` needs its memory", decision))
+    await pool.levers.evict(victim, aborted(victim, f"`{for_model}` needs its memory", decision))
     after = await pool.read_rest() or pool.engine.read()
     record = DecisionRecord(
         trigger=trigger,
@@ -52,3 +52,27 @@ async def make_way(
     )
     pool.decisions.add(record, pool.limits)
     return after
+
+
+async def unload(pool: EnginePool, victim: str, reason: str, *, trigger: str, told: str) -> None:
+    """Unload `victim` for its own sake, and not for somebody else's; returns when it is gone. Hold the pool's lock.
+
+    Args:
+        reason: in plain words with numbers, for the record.
+        trigger: what is behind it: `ttl` or `reload`.
+        told: the reason in the words for a request that it may still have.
+    """
+    begun_s, before, decision = pool.clock(), pool.engine.read(), pool.decisions.begin()
+    await pool.levers.evict(victim, aborted(victim, told, decision))
+    record = DecisionRecord(
+        trigger=trigger,
+        rung=trigger,
+        action="unload",
+        victim=victim,
+        reason=reason,
+        before=before,
+        after=pool.engine.read(),
+        duration_s=pool.clock() - begun_s,
+        decision=decision,
+    )
+    pool.decisions.add(record, pool.limits)

@@ -129,7 +129,7 @@ class Growth:
             if graceful:
                 await self._cut_short(model, reason, decision)
             else:
-                await pool.abort_requests(model, aborted(model, reason, decision))
+                await pool.levers.abort_requests(model, aborted(model, reason, decision))
             after = await pool.read_rest() or pool.engine.read()
         record = DecisionRecord(
             trigger="block",

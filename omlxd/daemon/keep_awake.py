@@ -15,6 +15,7 @@ from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.wakefulness import Wakefulness
 from omlxd.daemon.caffeinate import Caffeinate
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.watcher import Watcher
 
 LINGER_S: Final = 30.0  # the pause between two questions of a chat; a Mac falls asleep after minutes
 
@@ -36,8 +37,8 @@ def sleep_assertion(platform: str = sys.platform) -> SleepAssertion | None:
     return Caffeinate() if platform == "darwin" else None
 
 
-class KeepAwake:
-    """Watches the requests of one pool.
+class KeepAwake(Watcher):
+    """Watches the requests of one pool; the machine may sleep again when it is stopped.
 
     Args:
         pool: whose requests must not be interrupted by sleep.
@@ -49,6 +50,8 @@ class KeepAwake:
         wanted: whether sleep is held off at all; a change counts from the pool's next one on.
     """
 
+    task_name = "omlxd-awake"
+
     def __init__(
         self, pool: EnginePool, assertion: SleepAssertion | None, emit: Emit, linger_s: float = LINGER_S
     ) -> None:
@@ -57,21 +60,14 @@ class KeepAwake:
         self._now = Wakefulness()
         self._vain = False
         self._last_error: str | None = None
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to watch, where there is something to hold off; the second call does nothing."""
-        if self._task is None and self._assertion is not None:
-            self._task = asyncio.create_task(self._watch(self._assertion), name="omlxd-awake")
+    @property
+    def _has_something_to_watch(self) -> bool:
+        return self._assertion is not None
 
-    async def stop(self) -> None:
-        """End the watch and let the machine sleep; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def _watch(self, assertion: SleepAssertion) -> None:
+    async def _watch(self) -> None:
+        if (assertion := self._assertion) is None:
+            return
         try:
             while True:
                 change = self._pool.change  # taken before the look: what happens meanwhile is not missed

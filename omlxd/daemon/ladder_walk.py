@@ -100,20 +100,20 @@ class LadderWalk:
         return after
 
     async def _act(self, action: Action, decision: Decision, decision_id: str) -> None:
-        reason = decision.reason
+        levers, reason = self._pool.levers, decision.reason
         match action:
             case Unload(model=model):
-                await self._pool.evict(model, aborted(model, f"the model was unloaded, because {reason}", decision_id))
+                await levers.evict(model, aborted(model, f"the model was unloaded, because {reason}", decision_id))
             case AbortRequests(model=model):
-                await self._pool.abort_requests(model, aborted(model, reason, decision_id))
+                await levers.abort_requests(model, aborted(model, reason, decision_id))
             case CancelLoad(model=model, retried=False):
-                await self._pool.cancel_load(model, cancelled(model, reason, decision_id))
+                await levers.cancel_load(model, cancelled(model, reason, decision_id))
             case CancelLoad(model=model):
-                await self._pool.postpone_load(model, cancelled(model, reason, decision_id))
+                await levers.postpone_load(model, cancelled(model, reason, decision_id))
             case Park(request=request):
-                await self._pool.park(request, reason, decision_id)
+                await levers.park(request, reason, decision_id)
             case TrimPrefixCaches(keep_bytes=keep_bytes):
-                await self._pool.trim_prefix_caches(keep_bytes)
+                await levers.trim_prefix_caches(keep_bytes)
             case DropCache():  # the engine drops it between steps, since it has the hard limit
                 self._pool.link.release()
                 self._pool.link.changed()

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from omlxd.core.manifest import max_memory_bytes
+from omlxd.core.saved_state import SavedLimit, SavedState
 from omlxd.core.states import Level
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.pinning import require_room_for
-from omlxd.daemon.state_file import SavedLimit, SavedState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, NotPe
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading
 from omlxd.core.states import EntryState
-from omlxd.daemon.decisions import DecisionRecord
+from omlxd.daemon import load_size
 from omlxd.daemon.entry import EnginePoolEntry, LoadReport
 from omlxd.daemon.load_room import LoadRoom
 from omlxd.daemon.load_ticket import LoadTicket, OnProgress
-from omlxd.daemon.refusals import cancelled, decision_behind, fresh, larger_than_predicted, shutting_down
+from omlxd.daemon.refusals import cancelled, decision_behind, fresh, shutting_down
 from omlxd.daemon.turn import Turn
 from omlxd.engine.events import ModelInfo
 from omlxd.engine.orders import LoadOrder
@@ -139,7 +139,7 @@ class LoadQueue:
         ticket = entry.ticket
         link = self._pool.link
         link.wanted.load = None
-        self._settle(ticket, entry, info, reading)
+        load_size.measured(self._pool, entry, ticket, info, reading)
         if ticket is None or ticket.order_id != order or ticket.cancelled is not None:
             entry.state = EntryState.UNLOADING  # the plan leaves it out; `unloaded` ends the ticket
         else:
@@ -174,37 +174,8 @@ class LoadQueue:
         if ticket is None or ticket.cancelled is None:
             return
         if ticket.too_large is not None:
-            self._record_too_large(ticket.too_large, reading, ticket.cancelled, entry)
+            load_size.record_too_large(self._pool, entry, ticket.cancelled, ticket.too_large, reading)
         self._finish(ticket, ticket.cancelled)
-
-    def _settle(
-        self, ticket: LoadTicket | None, entry: EnginePoolEntry, info: ModelInfo, reading: MemoryReading
-    ) -> None:
-        """From the predicted to the measured size; when that passes the limit the newcomer goes, not the others."""
-        pool, predicted_bytes = self._pool, entry.weights_bytes or 0
-        entry.weights_bytes, entry.measured = info.weights_bytes, True
-        pool.ledger.reserve_weights(entry.name, info.weights_bytes)
-        if entry.files is not None:
-            entry.costs = pool.costs_of(entry.files, entry.learned, pool.dispatch.backend)
-        over = info.weights_bytes > predicted_bytes and 0 < pool.limits.soft_bytes < pool.ledger.committed_bytes
-        if over and pool.door.guarded and ticket is not None and ticket.cancelled is None:
-            ticket.cancelled = larger_than_predicted(entry.name, info.weights_bytes, predicted_bytes, pool.limits)
-            ticket.too_large = reading
-
-    def _record_too_large(
-        self, before: MemoryReading, after: MemoryReading, error: OmlxError, entry: EnginePoolEntry
-    ) -> None:
-        record = DecisionRecord(
-            trigger="load",
-            rung="settle",
-            action="unload",
-            victim=entry.name,
-            reason=error.message,
-            before=before,
-            after=after,
-            extra=error.details,
-        )
-        self._pool.decisions.add(record, self._pool.limits)
 
     def _stop(self, ticket: LoadTicket) -> None:
         entry, error = ticket.entry, ticket.cancelled or ticket.gives_way
@@ -285,14 +256,16 @@ class LoadQueue:
         """From the files to the end of the load; whatever happens, the ticket ends, or is put off."""
         entry, put_off = ticket.entry, ticket.put_off
         try:
-            order = await self._order(ticket)
+            order = await load_size.predicted(self._pool, ticket)
             sure = self._pool.door.guarded and entry.costs.certain  # nothing is refused on the strength of a guess
             least_bytes = least_kv_bytes(entry.costs) if sure else 0
             need_bytes = ticket.total_bytes + least_bytes
             await self._room.find(ticket, need_bytes, lambda: self._begin(ticket, order))
             await asyncio.wait([ticket.result, put_off], return_when=asyncio.FIRST_COMPLETED)  # by the engine's events
-            if entry.state is EntryState.FAILED:  # perhaps only because the files changed meanwhile: not theirs before
-                entry.fingerprint = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
+            if entry.state is EntryState.FAILED:
+                now = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
+                if now != entry.fingerprint:  # perhaps only because they changed meanwhile: nothing is known of them
+                    entry.fingerprint = None
         except OmlxError as error:
             self._finish(ticket, error)
         except Exception as unexpected:
@@ -301,27 +274,6 @@ class LoadQueue:
         finally:
             if not put_off.done():
                 self._finish(ticket, ticket.cancelled or shutting_down())
-
-    async def _order(self, ticket: LoadTicket) -> LoadOrder:
-        """Look at the files first: what can be known to fail costs nobody any memory."""
-        entry = ticket.entry
-        self._pool.inherit(entry)
-        try:
-            files = await asyncio.to_thread(self._pool.read_folder, entry.settings)
-        except OmlxError:
-            entry.fingerprint = await asyncio.to_thread(self._pool.fingerprint, entry.settings)
-            raise
-        if entry.fingerprint != files.fingerprint:
-            entry.learned, entry.measured = None, False
-            entry.samples.clear()
-        if not entry.measured:
-            entry.weights_bytes = files.weights_bytes
-        entry.files = files
-        entry.costs = self._pool.costs_of(files, entry.learned, self._pool.dispatch.backend)
-        entry.fingerprint, entry.context_length = files.fingerprint, files.context_length
-        ticket.total_bytes = entry.weights_bytes or 0
-        max_context = entry.settings.max_context
-        return LoadOrder(ticket.order_id, entry.name, str(files.path), files.weights_bytes, max_context)
 
     def _begin(self, ticket: LoadTicket, order: LoadOrder) -> None:
         entry, link = ticket.entry, self._pool.link

@@ -18,7 +18,8 @@ from typing import Any, Final
 from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 from omlxd.core.manifest_template import default_manifest_text
 from omlxd.core.wording import shown
-from omlxd.daemon.manifest_file import parse_manifest, read_text
+from omlxd.daemon.manifest_file import parse_manifest
+from omlxd.daemon.manifest_source import read_text
 
 _ANY_HEADER: Final = re.compile(r"\s*\[")
 _BY_HAND: Final = "edit the file by hand, then `omlxd check`"

@@ -8,17 +8,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from omlxd.daemon.watcher import Watcher
+
 INTERVAL_S: Final = 1.0
 KEPT: Final = 300
 
 
-class MemoryHistory:
+class MemoryHistory(Watcher):
     """The last `KEPT` figures; times are seconds of a monotonic clock.
 
     Args:
         read: bytes in use now, as the policy compares them with the limits; must be cheap.
         sleep: waits between two figures.
     """
+
+    task_name = "omlxd-history"
 
     def __init__(
         self,
@@ -29,19 +33,6 @@ class MemoryHistory:
     ) -> None:
         self._read, self._sleep, self._clock = read, sleep, clock
         self._figures: deque[tuple[float, int]] = deque(maxlen=KEPT)
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to take figures; the second call does nothing."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._take(), name="omlxd-history")
-
-    async def stop(self) -> None:
-        """Take no more; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
     def to_json(self) -> dict[str, Any]:
         """`ages_s`, how long ago in seconds, and `used`, bytes; oldest first."""
@@ -51,7 +42,7 @@ class MemoryHistory:
             "used": [used_bytes for _, used_bytes in self._figures],
         }
 
-    async def _take(self) -> None:
+    async def _watch(self) -> None:
         while True:
             self._figures.append((self._clock(), self._read()))
             await self._sleep(INTERVAL_S)

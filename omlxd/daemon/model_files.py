@@ -123,7 +123,9 @@ def folder_fingerprint(path: str | Path) -> str:
     try:
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             found = entry.stat()
-            seen.update(f"{os.fsencode(entry.name)!r} {found.st_size} {found.st_mtime_ns}\n".encode())
+            # Not the time of the last write alone, which whoever restores a file sets back.
+            state = f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+            seen.update(f"{os.fsencode(entry.name)!r} {state}\n".encode())
     except (OSError, ValueError) as failed:
         seen.update(type(failed).__name__.encode())
     return seen.hexdigest()[:16]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from omlxd.core.errors import DoesNotFit, OmlxError
+from omlxd.core.saved_state import SavedPin
 from omlxd.core.units import format_bytes
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.entry import EnginePoolEntry
-from omlxd.daemon.state_file import SavedPin
 
 
 async def pin(daemon: Daemon, name: str, *, force: bool = False) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ from omlxd.core.errors import InvalidRequest
 from omlxd.core.limits import MemoryLimits
 from omlxd.core.manifest import Manifest, ModelSettings
 from omlxd.core.plan import Neighbour, Planner, Verdict, Wish
+from omlxd.core.saved_state import SavedState
 from omlxd.core.states import SCHEMA, EntryState
 from omlxd.daemon.model_files import model_folder, read_model_folder
-from omlxd.daemon.state_file import SavedState
 
 CONTEXT_TOKENS: Final = 4096
 _HELD: Final = (EntryState.LOADED.value, EntryState.LOADING.value, EntryState.UNLOADING.value)

@@ -29,12 +29,13 @@ from omlxd.daemon.dispatch import Dispatch
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.growth import Growth
 from omlxd.daemon.learning import costs_of_files
+from omlxd.daemon.levers import Levers
 from omlxd.daemon.link import EngineLink
 from omlxd.daemon.load_ticket import OnProgress
 from omlxd.daemon.loading import LoadQueue
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
 from omlxd.daemon.prefix import PrefixBudget
-from omlxd.daemon.refusals import aborted, cancelled, decision_behind, shutting_down, too_many_wait
+from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wait
 from omlxd.daemon.request import Generation
 from omlxd.daemon.roster import ModelSource, Roster
 from omlxd.daemon.serving import Serving
@@ -132,6 +133,7 @@ class EnginePool:
         self.change = asyncio.Event()
         self.door = Door(self, load_wait_s)
         self.growth = Growth(self)
+        self.levers = Levers(self)
         self._serving = Serving(self, park_deadline_s)
         self._drain_timeout_s = drain_timeout_s
         self._max_waiting = max_waiting
@@ -231,7 +233,7 @@ class EnginePool:
             before_bytes = self.engine.read().active_bytes
             await self._serving.drain(entry.requests.values(), timeout_s, "it was unloaded")
             async with self.lock:
-                await self.evict(entry.name, aborted(entry.name, "it was unloaded"))
+                await self.levers.evict(entry.name, aborted(entry.name, "it was unloaded"))
             after_bytes = self.engine.read().active_bytes
         finally:
             entry.draining = None
@@ -371,53 +373,6 @@ class EnginePool:
         self.growth.grant()
         self.door.wake()
         self.notify()
-
-    async def evict(self, name: str, error: OmlxError) -> None:
-        """Unload the model now; those that wait survive. Hold `lock`.
-
-        Requests that run are parked under the `graceful` policy, and end with `error` under `reference`.
-
-        Returns when the memory is back; giving up the wait does not stop the unload.
-        """
-        entry = self.roster.entries[name]
-        if entry.state is EntryState.LOADED:
-            entry.state, entry.unloaded = EntryState.UNLOADING, asyncio.get_running_loop().create_future()
-            entry.unloaded_by = decision_behind(error)
-            self.link.wanted.resident.discard(name)
-            self.dispatch.take_out(name, error)
-            self.link.changed()
-        if entry.unloaded is not None:
-            await asyncio.shield(entry.unloaded)
-
-    async def park(self, request_id: str, reason: str, decision: str | None = None) -> bool:
-        """Take a running request out of the engine, and run it again when it fits; its caller sees a pause only.
-
-        Returns once its memory is back: True when it is parked, False when the engine does not have it or it ended.
-        `decision` is the id of the decision that took it out.
-        """
-        return await self.dispatch.park(request_id, reason, decision)
-
-    async def abort_requests(self, name: str, error: OmlxError) -> None:
-        """Abort all requests that the engine has for the model; returns when their memory is back."""
-        gone = self.dispatch.abort_all(name, error)
-        self.link.release()
-        self.link.changed()
-        if gone:
-            await asyncio.wait(gone)
-
-    async def cancel_load(self, name: str, error: OmlxError) -> bool:
-        """Stop the model's load at its next step; returns when its memory is back, False when there was none."""
-        self.link.release()
-        return await self._loads.cancel(self.roster.entries[name], error)
-
-    async def postpone_load(self, name: str, error: OmlxError) -> bool:
-        """Stop the model's load like `cancel_load`, but have it tried again by itself after a while."""
-        self.link.release()
-        return await self._loads.postpone(self.roster.entries[name], error)
-
-    async def trim_prefix_caches(self, keep_bytes: int) -> None:
-        """Shrink the prefix caches of all models together to `keep_bytes`; returns when their memory is back."""
-        await self.prefix.trim(keep_bytes)
 
     def notify(self) -> None:
         """Something changed that somebody may be waiting for."""

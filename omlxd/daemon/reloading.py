@@ -14,6 +14,7 @@ from omlxd.core.errors import DoesNotFit, ManifestInvalid, OmlxError, StartFaile
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.manifest import Manifest, ModelSettings, prefix_cache_bytes
 from omlxd.core.manifest_diff import ManifestDiff, diff_manifests, in_force, same_source
+from omlxd.core.saved_state import SavedState
 from omlxd.core.states import DaemonState
 from omlxd.daemon.api_key import api_key_of
 from omlxd.daemon.app import Daemon
@@ -22,12 +23,12 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.front_door import FrontDoor, TcpRules
 from omlxd.daemon.limit_change import LimitChange, put_in_force
 from omlxd.daemon.log import EventLog
-from omlxd.daemon.manifest_file import placed, read_manifest
+from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.manifest_source import placed
 from omlxd.daemon.pinning import require_room_for
 from omlxd.daemon.quiet_file import until_quiet
 from omlxd.daemon.refusals import shutting_down
 from omlxd.daemon.starting import enforcer_settings, load_these, pin_problems, recall
-from omlxd.daemon.state_file import SavedState
 from omlxd.daemon.succession import Succession
 from omlxd.daemon.watchers import Watchers
 

@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from omlxd.core.events import Emit, Event, EventLevel, EventName
+from omlxd.daemon.watcher import Watcher
 from omlxd.engine.protocol import Engine
 
 LOOKS_A_TIMEOUT = 4
 LONGEST_SLEEP_S = 5.0
 
 
-class StallWatch:
+class StallWatch(Watcher):
     """Watches one engine.
 
     Args:
@@ -25,6 +26,8 @@ class StallWatch:
         sleep: waits between two looks.
     """
 
+    task_name = "omlxd-stalls"
+
     def __init__(
         self,
         engine: Engine,
@@ -33,20 +36,7 @@ class StallWatch:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._engine, self.timeout_s, self._emit, self._sleep = engine, timeout_s, emit, sleep
-        self._task: asyncio.Task[None] | None = None
         self._longest_s = 0.0
-
-    def start(self) -> None:
-        """Begin to watch; the second call does nothing."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch(), name="omlxd-stalls")
-
-    async def stop(self) -> None:
-        """End the watch; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def _watch(self) -> None:
         while True:

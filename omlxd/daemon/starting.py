@@ -12,6 +12,7 @@ from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine
 from omlxd.core.manifest import Manifest, max_memory_bytes, min_available_bytes, prefix_cache_bytes
+from omlxd.core.saved_state import LearnedSizes, SavedState
 from omlxd.core.units import format_bytes, parse_limit
 from omlxd.core.wording import dotted
 from omlxd.daemon.app import Daemon, StopOrder
@@ -21,13 +22,13 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.flags import Flags
 from omlxd.daemon.home import Home
 from omlxd.daemon.machine import find_machine
-from omlxd.daemon.manifest_file import placed
+from omlxd.daemon.manifest_source import placed
 from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pinning import weights_of
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.restoring import keep_what_is_loaded, wanted_first
-from omlxd.daemon.state_file import LearnedSizes, SavedState, StateFile
+from omlxd.daemon.state_file import StateFile
 from omlxd.engine.protocol import Engine
 
 

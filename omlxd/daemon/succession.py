@@ -14,10 +14,10 @@ from omlxd.core.errors import OmlxError
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.manifest_diff import source_of
 from omlxd.core.states import EntryState
-from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.eviction import unload
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.refusals import aborted, cancelled
+from omlxd.daemon.refusals import cancelled
 
 GONE = "it was removed from the manifest"
 OTHER = "the manifest names other weights or another context for it"
@@ -148,20 +148,7 @@ class Succession:
         async with pool.lock:
             if not entry.loaded or not wanted():
                 return False
-            begun_s, before, decision = pool.clock(), pool.engine.read(), pool.decisions.begin()
-            await pool.evict(entry.name, aborted(entry.name, why, decision))
-            record = DecisionRecord(
-                trigger="reload",
-                rung="reload",
-                action="unload",
-                victim=entry.name,
-                reason=why,
-                before=before,
-                after=pool.engine.read(),
-                duration_s=pool.clock() - begun_s,
-                decision=decision,
-            )
-            pool.decisions.add(record, pool.limits)
+            await unload(pool, entry.name, why, trigger="reload", told=why)
             return True
 
     async def _wait_while(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:

@@ -91,7 +91,7 @@ async def tokenize(threads: Executor, model: str, asked: Prompt, codec: TextCode
 def _encode(asked: Prompt, codec: TextCodec) -> Encoded:
     encoded = asked.encode(codec)
     if asked.characters >= LONG_CHARACTERS:
-        from omlxd.engine.gauges import trim_heap
+        from omlxd.engine.glibc import trim_heap
 
         trim_heap()  # a tokenizer takes a hundred times the text, and glibc would keep it
     return encoded

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from omlxd.core.units import format_duration
-from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.eviction import unload
 from omlxd.daemon.pool import EnginePool
-from omlxd.daemon.refusals import aborted
+from omlxd.daemon.watcher import Watcher
 
 LONGEST_SLEEP_S = 3600.0
 
@@ -27,7 +27,7 @@ def ttl_left_s(entry: EnginePoolEntry, now_s: float) -> float | None:
     return max(0.0, entry.used_at_s + ttl_s - now_s)
 
 
-class IdleTimer:
+class IdleTimer(Watcher):
     """Watches one pool.
 
     Args:
@@ -35,22 +35,11 @@ class IdleTimer:
         sleep: waits until the next model's time is up; woken early when something changes in the pool.
     """
 
+    task_name = "omlxd-ttl"
+
     def __init__(self, pool: EnginePool, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._pool = pool
         self._sleep = sleep
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to watch; the second call does nothing."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch(), name="omlxd-ttl")
-
-    async def stop(self) -> None:
-        """End the watch; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def _watch(self) -> None:
         while True:
@@ -77,21 +66,8 @@ class IdleTimer:
                         await self._unload(entry)
 
     async def _unload(self, entry: EnginePoolEntry) -> None:
-        pool, begun_s = self._pool, self._pool.clock()
-        idle_s = begun_s - (entry.used_at_s or begun_s)
+        now_s = self._pool.clock()
+        idle_s = now_s - (entry.used_at_s or now_s)
         whose = "its ttl is" if entry.idle_limit_s == entry.settings.ttl_s else "its last request's keep_alive was"
         reason = f"unused for {format_duration(idle_s)}, {whose} {format_duration(entry.idle_limit_s or 0.0)}"
-        before, decision = pool.engine.read(), pool.decisions.begin()
-        await pool.evict(entry.name, aborted(entry.name, f"it was unloaded, {reason}", decision))
-        record = DecisionRecord(
-            trigger="ttl",
-            rung="ttl",
-            action="unload",
-            victim=entry.name,
-            reason=reason,
-            before=before,
-            after=pool.engine.read(),
-            duration_s=pool.clock() - begun_s,
-            decision=decision,
-        )
-        pool.decisions.add(record, pool.limits)
+        await unload(self._pool, entry.name, reason, trigger="ttl", told=f"it was unloaded, {reason}")

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from omlxd.daemon.notify import ServiceManager
+from omlxd.daemon.watcher import Watcher
 
 FEEDS_A_TIMEOUT = 4
 
@@ -30,7 +31,7 @@ class Looks(Protocol):
         ...
 
 
-class Watchdog:
+class Watchdog(Watcher):
     """Signs of life, four in the manager's time; nothing where it does not ask for them.
 
     Args:
@@ -38,6 +39,8 @@ class Watchdog:
         engine, enforcer: who must get on, within half of that time.
         sleep: waits between two looks.
     """
+
+    task_name = "omlxd-watchdog"
 
     def __init__(
         self,
@@ -47,22 +50,13 @@ class Watchdog:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._manager, self._engine, self._enforcer, self._sleep = manager, engine, enforcer, sleep
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to feed; the second call does nothing."""
-        if self._task is None and self._manager.watchdog_s is not None:
-            self._task = asyncio.create_task(self._feed(self._manager.watchdog_s), name="omlxd-watchdog")
+    @property
+    def _has_something_to_watch(self) -> bool:
+        return self._manager.watchdog_s is not None
 
-    async def stop(self) -> None:
-        """End it; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def _feed(self, watchdog_s: float) -> None:
-        while True:
+    async def _watch(self) -> None:
+        while (watchdog_s := self._manager.watchdog_s) is not None:
             if max(self._engine.stalled_s(), self._enforcer.overdue_s()) <= watchdog_s / 2:
                 self._manager.alive()
             await self._sleep(watchdog_s / FEEDS_A_TIMEOUT)

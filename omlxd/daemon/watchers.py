@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from omlxd.core.manifest import DaemonSettings
 from omlxd.daemon.app import Daemon
@@ -14,18 +13,7 @@ from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.stall_watch import StallWatch
 from omlxd.daemon.ttl import IdleTimer
 from omlxd.daemon.watchdog import Watchdog
-
-
-class Watcher(Protocol):
-    """A task of its own that looks at the daemon."""
-
-    def start(self) -> None:
-        """Begin; the second call does nothing."""
-        ...
-
-    async def stop(self) -> None:
-        """End it; idempotent."""
-        ...
+from omlxd.daemon.watcher import Watcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Closes the difference between a plan and what there is, and takes the steps; single-threaded, no waiting.
 
-Everything here runs on the engine's thread. What happened is collected in `events`; the thread sends them on.
+Everything here runs on the engine's thread. What happened is collected in `report`; the thread sends it on.
 """
 
 from __future__ import annotations
@@ -10,33 +10,27 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from omlxd.core.errors import EngineFailed, LoadCancelled, OmlxError
-from omlxd.core.states import FinishReason
 from omlxd.core.wording import INSTALL_HINT
-from omlxd.engine import mishaps, mlxlm
+from omlxd.engine import buffer_cache, mishaps, mlxlm
 from omlxd.engine.events import (
     CacheDropped,
-    EngineEvent,
     EngineStarted,
-    Finished,
-    Generated,
     LoadDone,
     LoadEnded,
     LoadProgress,
     ModelInfo,
     NeedsBlock,
     Prefilled,
-    RequestFailed,
-    RequestGone,
-    StepFailed,
     Unloaded,
 )
-from omlxd.engine.gauges import Gauges, tame_glibc
-from omlxd.engine.grammars import guide_failed
+from omlxd.engine.gauges import Gauges
+from omlxd.engine.glibc import tame_glibc
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.orders import Plan
 from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.resident import ResidentModel, Running
+from omlxd.engine.report import Report
+from omlxd.engine.resident import ResidentModel
 from omlxd.engine.unloading import give_back
 from omlxd.engine.warm_codecs import WarmCodecs
 
@@ -49,14 +43,14 @@ class PlanExecutor:
         clock: monotonic seconds.
 
     Attributes:
-        events: what happened since they were last taken, in order.
+        report: what happened, and is to be sent on.
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
         prefixes: what ended requests have left for later ones.
         codecs: the tokenizers that are kept, of models that are loaded and others.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
-        self.events: list[EngineEvent] = []
+        self.report = Report(lambda model: self._models[model].kv_bytes)
         self.kv_bytes: dict[str, int] = {}
         self.prefixes = PrefixCaches()
         self.codecs = WarmCodecs(gauges.grow_base)
@@ -70,15 +64,7 @@ class PlanExecutor:
         self._pace = Pace()
         self._load: SlicedLoad | None = None
         self._last_order = 0
-        self._ended: set[str] = set()
-        self._finished: list[tuple[str, FinishReason | OmlxError, str | None, int]] = []
         self._kv_at = 0.0
-        self._seq = 0
-
-    def next_seq(self) -> int:
-        """The number of the next event."""
-        self._seq += 1
-        return self._seq
 
     @property
     def has_work(self) -> bool:
@@ -129,7 +115,7 @@ class PlanExecutor:
             return True
         if self._asked_block.get(model.name) != length:
             self._asked_block[model.name] = length
-            self.events.append(NeedsBlock(self.next_seq(), model.name, length))
+            self.report.tell(NeedsBlock, model.name, length)
         return False
 
     def follow(self, plan: Plan) -> None:
@@ -161,7 +147,7 @@ class PlanExecutor:
         self._add_requests(plan)
 
     def _remove_requests(self, plan: Plan) -> None:
-        self._ended &= plan.requests.keys()
+        self.report.ended &= plan.requests.keys()
         for model in self._models.values():
             leaving = {request for request in model.requests if request not in plan.requests}
             if leaving:
@@ -170,10 +156,10 @@ class PlanExecutor:
                 except Exception as error:
                     self._step_failed(model, "abort", error, leaving | model.batched)
                 self.measure_kv(now=True)
-                self.events += [RequestGone(self.next_seq(), request) for request in sorted(leaving)]
+                self.report.gone(sorted(leaving))
 
     def _add_requests(self, plan: Plan) -> None:
-        known = {request for model in self._models.values() for request in model.requests} | self._ended
+        known = {request for model in self._models.values() for request in model.requests} | self.report.ended
         for request, order in plan.requests.items():
             if request in known:
                 continue
@@ -183,61 +169,40 @@ class PlanExecutor:
                     raise EngineFailed(f"`{order.model}` is not loaded any more", hint="try again")
                 model.add(order, self._clock())
             except OmlxError as error:
-                self._fail(request, error)
+                self.report.failed(request, error)
             except Exception as error:
-                self._fail(request, mishaps.failure(order.model, error))
+                self.report.failed(request, mishaps.failure(order.model, error))
 
     def _unload(self, name: str) -> None:
         model = self._models.pop(name)
         del self._done_seq[name]
         gone = model.requests
-        self._ended.update(gone)
+        self.report.ended.update(gone)
         try:
             self.prefixes.drop(name)
             give_back(model, self._gauges, self._clock)
         except Exception as error:  # it is gone all the same, and whoever waits for that has to hear of it
-            self._tell_failed(name, "unload", error)
+            self.report.stumbled(name, "unload", error)
             with suppress(Exception):
                 model.close()
                 mlxlm.release_memory()
         self._gauges.unsettle()
         self.measure_kv(now=True)
-        self.events += [RequestGone(self.next_seq(), request) for request in gone]
-        self.events.append(Unloaded(self.next_seq(), name, self._gauges.read(at_rest=True)))
+        self.report.gone(gone)
+        self.report.tell(Unloaded, name, self._gauges.read(at_rest=True))
 
     def _leave_room(self) -> None:
-        """Before a step: MLX's buffer cache may take only what the step leaves of the hard limit.
-
-        A step frees buffers and takes others of sizes that it cannot reuse: what it holds and what it has freed add up,
-        and passed the hard limit by 2.8 MB in the middle of a step that had been promised all that was left. Half of
-        the promise is kept free besides, since buffers that nobody holds are the cheapest to do without: else both
-        together were seen 3.9 MB over a hard limit that was 20 MB above the soft one.
-        """
-        hard, transient = self._plan.limits.hard_bytes, self._plan.transient_bytes * 3 // 2
-        if hard and transient and self._gauges.cap_cache(hard - self._gauges.active_bytes() - transient):
-            import mlx.core as mx
-
-            mlxlm.synchronize()
-            mx.clear_cache()
+        buffer_cache.leave_room(self._gauges, self._plan.limits.hard_bytes, self._plan.transient_bytes)
 
     def keep_under_hard(self) -> None:
         """Give MLX's buffer cache back when `active + cache` is above the hard limit (rung 1)."""
-        hard = self._plan.limits.hard_bytes
-        if not hard or self._gauges.active_bytes() + self._gauges.cache_bytes() <= hard:
-            return
-        self._drop_cache()
+        hard_bytes = self._plan.limits.hard_bytes
+        if hard_bytes and self._gauges.active_bytes() + self._gauges.cache_bytes() > hard_bytes:
+            self._drop_cache()
 
     def _drop_cache(self) -> None:
-        cache = self._gauges.cache_bytes()
-        if not cache:
-            return
-        import mlx.core as mx
-
-        mlxlm.synchronize()
-        mx.clear_cache()
-        freed = cache - self._gauges.cache_bytes()
-        if freed > 0:
-            self.events.append(CacheDropped(self.next_seq(), freed, self._gauges.read(at_rest=True)))
+        if (freed_bytes := buffer_cache.drop(self._gauges)) > 0:
+            self.report.tell(CacheDropped, freed_bytes, self._gauges.read(at_rest=True))
 
     def measure_kv(self, *, now: bool = False) -> None:
         """Refresh `kv_bytes` when it is older than 0.1 s, or `now`."""
@@ -247,7 +212,7 @@ class PlanExecutor:
 
     def fail_everything(self, error: Exception) -> None:
         """A bug of ours: end every request and the load, each with one error, and keep the models. Never raises."""
-        self._tell_failed(None, "plan", error)
+        self.report.stumbled(None, "plan", error)
         error.__traceback__ = None  # its frames hold arrays
         failed = EngineFailed(f"the engine stumbled: {type(error).__name__}: {error}", hint="`omlxd logs -n 20`")
         failed.logged = f"the engine stumbled: {type(error).__name__}"
@@ -258,10 +223,10 @@ class PlanExecutor:
         elif self._plan.load and self._plan.load.id > self._last_order:  # it stumbled before it began with it
             order, self._last_order = self._plan.load, self._plan.load.id
             reading = self._gauges.read(at_rest=False)
-            self.events.append(LoadEnded(self.next_seq(), order.id, order.model, failed, reading))
-        self._report_finished()
-        for request in self._plan.requests.keys() - self._ended:
-            self._fail(request, failed)
+            self.report.tell(LoadEnded, order.id, order.model, failed, reading)
+        self.report.finished()
+        for request in self._plan.requests.keys() - self.report.ended:
+            self.report.failed(request, failed)
         with suppress(Exception):
             mlxlm.release_memory()
 
@@ -270,7 +235,7 @@ class PlanExecutor:
         closing = EngineFailed("the engine is closed", hint="`omlxd start`")
         for model in self._models.values():
             for request in model.close():
-                self._fail(request, closing)
+                self.report.failed(request, closing)
         for name in self._models:
             self.prefixes.drop(name)
         self._models.clear()
@@ -289,16 +254,14 @@ class PlanExecutor:
             self._end_load(load, error)
             return
         except Exception as error:
-            self._tell_failed(load.order.model, "load", error)
+            self.report.stumbled(load.order.model, "load", error)
             self._end_load(load, mishaps.failure(load.order.model, error))
             return
         load.moved_s = self._clock()
         if load.codec is None:
             return  # nothing to tell: its tokenizer comes before the weights, so that prompts can be judged meanwhile
         self._pace.loaded(load.done_bytes - done_bytes, load.moved_s - began_s)
-        self.events.append(
-            LoadProgress(self.next_seq(), load.order.id, load.order.model, load.done_bytes, load.total_bytes)
-        )
+        self.report.tell(LoadProgress, load.order.id, load.order.model, load.done_bytes, load.total_bytes)
         if loaded:
             self._load = None
             self._admit(load, loaded)
@@ -311,9 +274,8 @@ class PlanExecutor:
         self._gauges.unsettle()
         codec, took = loaded.codec, (loaded.load_s, loaded.disk_bytes)
         info = ModelInfo(loaded.weights_bytes, codec.context_length, codec.vocab_size, *took)
-        done = LoadDone(self.next_seq(), load.order.id, name, info, self._gauges.read(at_rest=False))
+        done = self.report.tell(LoadDone, load.order.id, name, info, self._gauges.read(at_rest=False))
         self._done_seq[name] = done.seq
-        self.events.append(done)
 
     def _end_load(self, load: SlicedLoad, error: OmlxError) -> None:
         self._load = None
@@ -322,18 +284,16 @@ class PlanExecutor:
             if self.started:
                 load.abandon()
         except Exception as mishap:  # whoever waits for its end has to hear of it
-            self._tell_failed(load.order.model, "load", mishap)
+            self.report.stumbled(load.order.model, "load", mishap)
         self._gauges.unsettle()
-        self.events.append(
-            LoadEnded(self.next_seq(), load.order.id, load.order.model, error, self._gauges.read(at_rest=True))
-        )
+        self.report.tell(LoadEnded, load.order.id, load.order.model, error, self._gauges.read(at_rest=True))
 
     def _prefill(self, turn: PromptTurn) -> None:
         model, head, before = turn.model, turn.request.order.request, turn.request.prefilled
         self._gauges.reset_peak()
         began_s, live = self._clock(), self._gauges.active_bytes()
         try:
-            request = model.prefill_step(turn.request, turn.chunk_tokens, self._take)
+            request = model.prefill_step(turn.request, turn.chunk_tokens, self.report.token)
         except Exception as error:
             self._step_failed(model, "prefill", error, {head})
             return
@@ -344,70 +304,33 @@ class PlanExecutor:
             total, transient = len(request.tokens), self._gauges.above_active_bytes()
             peak = self._gauges.active_bytes() + transient
             figures = (request.prefilled, total, transient, request.kv_bytes, request.reused, live, peak)
-            self.events.append(Prefilled(self.next_seq(), head, *figures))
-        self._report_finished()
+            self.report.tell(Prefilled, head, *figures)
+        self.report.finished()
 
     def _decode(self, model: ResidentModel) -> None:
         try:
-            model.decode_step(self._take)
+            model.decode_step(self.report.token)
         except Exception as error:
             self._step_failed(model, "decode", error, model.in_step)
-        self._report_finished()
+        self.report.finished()
 
     def _step_failed(self, model: ResidentModel, step: str, error: Exception, concerned: set[str]) -> None:
         """End the requests whose step it was, and those that got lost in it; all others stay where they are."""
-        self._tell_failed(model.name, step, error)
+        self.report.stumbled(model.name, step, error)
         failed = mishaps.failure(model.name, error)
         error.__traceback__ = None  # its frames hold arrays
         try:
             model.salvage(concerned)
         except Exception as mishap:
-            self._tell_failed(model.name, step, mishap)
+            self.report.stumbled(model.name, step, mishap)
             model.reset()
-        self._report_finished()
+        self.report.finished()
         left = set(model.requests)
         for request, order in self._plan.requests.items():
-            if order.model == model.name and request not in left and request not in self._ended:
-                self._fail(request, failed)
+            if order.model == model.name and request not in left and request not in self.report.ended:
+                self.report.failed(request, failed)
         with suppress(Exception):
             mlxlm.release_memory()
-
-    def _tell_failed(self, model: str | None, step: str, error: Exception) -> None:
-        what = type(error).__name__ if mishaps.may_quote(error) else f"{type(error).__name__}: {error}"
-        self.events.append(StepFailed(self.next_seq(), model, step, what, mishaps.frames(error)))
-
-    def _take(self, request: Running, token: int) -> bool:
-        name = request.order.request
-        try:
-            text, reason = request.accept(token)
-        except Exception as error:  # of this request alone: its sampler's, or its text's
-            self._tell_failed(request.order.model, "token", error)
-            self._ended.add(name)
-            self._finished.append((name, mishaps.failure(request.order.model, error), None, 0))
-            return False
-        ids = () if token in request.end_ids else (token,)
-        logprob = request.logprob()
-        logprobs = (logprob,) if logprob is not None and ids else ()
-        self.events.append(
-            Generated(self.next_seq(), name, text, len(ids), ids, logprobs, request.text.held_characters)
-        )
-        end: FinishReason | OmlxError | None = reason
-        if request.problem and (reason is None or not ids):
-            end = guide_failed(request.order.model, request.problem)
-        if end is None:
-            return True
-        self._ended.add(name)
-        self._finished.append((name, end, request.text.stopped_by, self._models[request.order.model].kv_bytes))
-        return False
-
-    def _report_finished(self) -> None:
-        # Only after the step, when the KV caches of those who finished in it are free.
-        finished, self._finished = self._finished, []
-        for name, end, stop, kv_bytes in finished:
-            if isinstance(end, OmlxError):
-                self._fail(name, end)
-            else:
-                self.events.append(Finished(self.next_seq(), name, end, stop, kv_bytes))
 
     def _ensure_started(self) -> None:
         if self.started:
@@ -420,9 +343,4 @@ class PlanExecutor:
             raise EngineFailed(f"MLX cannot be imported: {error}", hint=INSTALL_HINT) from None
         self._gauges.obey(self._plan.limits)
         self.started = True
-        self.events.append(EngineStarted(self.next_seq(), self._gauges.backend.name, self._gauges.read(at_rest=True)))
-
-    def _fail(self, request: str, error: OmlxError) -> None:
-        error.__traceback__ = None
-        self._ended.add(request)
-        self.events.append(RequestFailed(self.next_seq(), request, error))
+        self.report.tell(EngineStarted, self._gauges.backend.name, self._gauges.read(at_rest=True))

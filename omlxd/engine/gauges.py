@@ -1,4 +1,4 @@
-"""Every number about memory, and every knob MLX has for it: the differences between Metal, CUDA and CPU end here.
+"""Every number about memory, and every knob MLX has for it; what differs between Metal, CUDA and CPU is a `Backend`.
 
 `used = active + overhead` and `overhead = max(0, footprint - cache - active - base - slack)`: what the operating system
 charges the process beyond what MLX's own gauge sees. The footprint lags behind what is freed, and swings by itself, so
@@ -8,142 +8,21 @@ it is the least of the last `SAMPLES`. What is really there stays and is seen; w
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
-import importlib.util
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
-from omlxd.core.errors import StartFailed
 from omlxd.core.memory import MemoryReading
-from omlxd.core.wording import INSTALL_HINT
+from omlxd.engine.backends import Backend
 from omlxd.engine.orders import MIB, EngineLimits
-from omlxd.engine.protocol import Sampled
 
 SETTLE_S = 2.0
 SAMPLE_S = 1.0
 SAMPLES = 3
-CPU_SLACK_BYTES = 64 * MIB
-CUDA_SLACK_BYTES = 3 * 1024 * MIB  # NVML's figure lies 1.2 to 2.8 GB above active: context, cuDNN, graphs
 CACHE_CEILING_BYTES = 1024 * MIB
 CACHE_STEP_BYTES = MIB  # the cache's limit before a step is a multiple of it, so that it seldom changes
-
-
-class Backend(Protocol):
-    """What differs between the places MLX runs on."""
-
-    name: str
-    slack_bytes: int
-
-    def footprint_bytes(self) -> int:
-        """What the operating system (or the driver) charges this process."""
-        ...
-
-    def device_cap(self) -> tuple[int, str] | None:
-        """Bytes the device allows, and what says so."""
-        ...
-
-    def wired_limit_bytes(self) -> int | None:
-        """What the user lets the device wire (`iogpu.wired_limit_mb`), 0 for the system's choice; None elsewhere."""
-        ...
-
-
-@dataclass
-class CpuBackend:
-    """Linux without an accelerator: resident memory, and no cap but the machine's."""
-
-    name: str = "cpu"
-    slack_bytes: int = CPU_SLACK_BYTES
-    _process: psutil.Process = field(default_factory=psutil.Process)
-
-    def footprint_bytes(self) -> int:
-        return int(self._process.memory_info().rss)
-
-    def device_cap(self) -> tuple[int, str] | None:
-        return None
-
-    def wired_limit_bytes(self) -> int | None:
-        return None
-
-
-class MetalBackend:
-    """Apple silicon: `phys_footprint`, and the working set the driver recommends or `iogpu.wired_limit_mb` allows."""
-
-    name = "metal"
-    slack_bytes = CPU_SLACK_BYTES
-
-    def __init__(
-        self,
-        device_info: Callable[[], dict[str, Any]] | None = None,
-        wired_limit_mb: Callable[[], int] | None = None,
-    ) -> None:
-        self._device_info = device_info or _mlx_device_info
-        self._wired_limit_mb = wired_limit_mb or _iogpu_wired_limit_mb
-
-    def footprint_bytes(self) -> int:
-        return _phys_footprint(os.getpid())
-
-    def device_cap(self) -> tuple[int, str] | None:
-        if (wired_bytes := self.wired_limit_bytes()) > 0:
-            return wired_bytes, "metal"
-        recommended = self._device_info().get("max_recommended_working_set_size")
-        return (int(recommended), "metal") if recommended else None
-
-    def wired_limit_bytes(self) -> int:
-        return self._wired_limit_mb() * MIB
-
-
-class CudaBackend:
-    """NVIDIA: the process's device bytes by NVML, and the device's memory."""
-
-    name = "cuda"
-    slack_bytes = CUDA_SLACK_BYTES
-
-    def __init__(self, device_info: Callable[[], dict[str, Any]] | None = None) -> None:
-        self._device_info = device_info or _mlx_device_info
-
-    def footprint_bytes(self) -> int:
-        return _nvml_process_bytes(os.getpid())
-
-    def device_cap(self) -> tuple[int, str] | None:
-        total = self._device_info().get("total_memory")
-        return (int(total), "cuda") if total else None
-
-    def wired_limit_bytes(self) -> int | None:
-        return None
-
-
-def detect_backend() -> Backend:
-    """The backend that the installed MLX brings, found without importing it.
-
-    Raises:
-        StartFailed: there is none: on Linux the package `mlx` alone has no library (`libmlx.so`).
-    """
-    if sys.platform == "darwin":
-        return MetalBackend()
-    if any(_has(name) for name in ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")):
-        return CudaBackend()
-    package = importlib.util.find_spec("mlx")
-    folders = list(package.submodule_search_locations or []) if package else []
-    if not any((Path(folder) / "lib" / "libmlx.so").exists() for folder in folders):
-        raise StartFailed("MLX is installed without a backend, so no model can run", hint=INSTALL_HINT)
-    return CpuBackend()
-
-
-def _has(distribution: str) -> bool:
-    try:
-        importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 class Gauges:
@@ -281,129 +160,3 @@ class Gauges:
             except OSError:
                 pass  # the same
         return self._system[1], self._system[2]
-
-
-class Sampler:
-    """Looks at `active` and `active + cache` a hundred times a second while there is work, inside steps too.
-
-    Attributes:
-        peak_active_bytes: the highest `active` seen.
-        peak_total_bytes: the highest `active + cache` seen.
-        sampled: how often it looked, and what it saw above the hard limit; replaced, never changed.
-    """
-
-    def __init__(self, gauges: Gauges, interval_s: float = 0.01) -> None:
-        self.peak_active_bytes = 0
-        self.peak_total_bytes = 0
-        self.sampled = Sampled()
-        self.hard_bytes = 0
-        self._gauges = gauges
-        self._interval_s = interval_s
-        self._working = threading.Event()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="omlxd-sampler", daemon=True)
-
-    def start(self) -> None:
-        """Begin; it sleeps until `work(True)`."""
-        self._thread.start()
-
-    def work(self, working: bool) -> None:
-        """Whether the engine has work; an idle engine is not sampled."""
-        if working:
-            self._working.set()
-        else:
-            self._working.clear()
-
-    def stop(self) -> None:
-        """End the thread; idempotent."""
-        self._ended.set()
-        self._working.set()
-        if self._thread.is_alive():
-            self._thread.join(1.0)
-
-    def _run(self) -> None:
-        while True:
-            self._working.wait()
-            if self._ended.wait(self._interval_s):
-                return
-            active, total = self._look()
-            self.peak_active_bytes = max(self.peak_active_bytes, active)
-            self.peak_total_bytes = max(self.peak_total_bytes, total)
-            seen, over_bytes = self.sampled, total - self.hard_bytes if self.hard_bytes else 0
-            self.sampled = Sampled(
-                seen.samples + 1, seen.over_hard_samples + (over_bytes > 0), max(seen.over_hard_bytes, over_bytes)
-            )
-
-    def _look(self) -> tuple[int, int]:
-        """`active`, and `active + cache` without a buffer that was freed or taken again between the two gauges."""
-        before, cache, after = self._gauges.active_bytes(), self._gauges.cache_bytes(), self._gauges.active_bytes()
-        return max(before, after), min(before, after) + cache
-
-
-def tame_glibc() -> None:
-    """Make glibc give freed memory back: RSS beyond MLX's own grew to 775 MB in 40 requests without, 98 MB with.
-
-    Prefill is 1 to 11 % slower for it, decode the same. Does nothing on other C libraries.
-    """
-    if sys.platform != "linux":
-        return
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    mallopt(m_mmap_threshold, 128 * 1024)
-    mallopt(m_trim_threshold, 128 * 1024)
-
-
-def trim_heap() -> None:
-    """Give the C library's free pages back to the system (17 ms; 407 -> 138 MB seen after an unload)."""
-    if sys.platform != "linux":
-        return
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return
-
-
-def _mlx_device_info() -> dict[str, Any]:
-    import mlx.core as mx
-
-    return dict(mx.device_info())
-
-
-def _iogpu_wired_limit_mb() -> int:
-    value, size = ctypes.c_uint64(0), ctypes.c_size_t(8)
-    libc = ctypes.CDLL("libc.dylib")
-    if libc.sysctlbyname(b"iogpu.wired_limit_mb", ctypes.byref(value), ctypes.byref(size), None, 0) != 0:
-        return 0
-    return int(value.value)
-
-
-RUSAGE_INFO_V0_BYTES = 96
-PHYS_FOOTPRINT_OFFSET = 72  # after a 16-byte uuid and seven 64-bit counters (<sys/resource.h>, rusage_info_v0)
-
-
-def _phys_footprint(pid: int) -> int:
-    buffer = ctypes.create_string_buffer(RUSAGE_INFO_V0_BYTES)
-    if ctypes.CDLL("libproc.dylib").proc_pid_rusage(pid, 0, buffer) != 0:
-        return int(psutil.Process(pid).memory_info().rss)
-    return phys_footprint_of(buffer.raw)
-
-
-def phys_footprint_of(rusage_info_v0: bytes) -> int:
-    """`ri_phys_footprint`, in bytes, of a raw `rusage_info_v0`."""
-    return int.from_bytes(rusage_info_v0[PHYS_FOOTPRINT_OFFSET : PHYS_FOOTPRINT_OFFSET + 8], sys.byteorder)
-
-
-def _nvml_process_bytes(pid: int) -> int:
-    import pynvml
-
-    pynvml.nvmlInit()
-    total = 0
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == pid:
-                total += int(process.usedGpuMemory or 0)
-    return total

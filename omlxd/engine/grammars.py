@@ -203,7 +203,7 @@ class Grammars:
         if self._tree is None:
             from llguidance import LLTokenizer
 
-            from omlxd.engine.gauges import trim_heap
+            from omlxd.engine.glibc import trim_heap
 
             if not self._end_ids:
                 raise ValueError("this model has no token that ends an answer")

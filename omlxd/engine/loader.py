@@ -17,7 +17,8 @@ from omlxd.core.errors import DoesNotFit, LoadFailed, OmlxError
 from omlxd.engine import mlxlm
 from omlxd.engine.codec_reading import Stamp, new_codec, stamp_of
 from omlxd.engine.disk import disk_read_bytes, disk_read_since
-from omlxd.engine.gauges import Gauges, trim_heap
+from omlxd.engine.gauges import Gauges
+from omlxd.engine.glibc import trim_heap
 from omlxd.engine.load_errors import explain
 from omlxd.engine.orders import MIB, EngineLimits, LoadOrder
 from omlxd.engine.text import ChatCodec

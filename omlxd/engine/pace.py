@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from omlxd.core.step_time import UNKNOWN, StepTime, step_time
 from omlxd.core.turns import UNKNOWN_BYTES_PER_S, Waiting, chunk_tokens, next_turn, slice_bytes
 from omlxd.engine.loader import SlicedLoad
-from omlxd.engine.resident import ResidentModel, Running
+from omlxd.engine.resident import ResidentModel
+from omlxd.engine.running import Running
 
 LEAST_TOKENS = 8
 """Fewer say more about the step than about its tokens."""

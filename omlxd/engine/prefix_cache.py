@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
-from omlxd.engine import mlxlm
+from omlxd.engine import kv_caches
 
 
 class PrefixCaches:
@@ -51,12 +51,12 @@ class PrefixCaches:
             return 0, []
         kept, tokens = found
         self._index.touch(kept)
-        return tokens, mlxlm.own_copy(kept.value, kept.tokens - tokens)
+        return tokens, kv_caches.own_copy(kept.value, kept.tokens - tokens)
 
     def keep_copy(self, model: str, tokens: Sequence[int], cache: Sequence[Any]) -> None:
         """Keep a copy of caches that hold exactly `tokens` and are still in use."""
-        if self.enabled and len(tokens) >= LEAST_TOKENS and mlxlm.is_copyable(cache):
-            self._keep(model, tokens, mlxlm.share_copy(cache))
+        if self.enabled and len(tokens) >= LEAST_TOKENS and kv_caches.is_copyable(cache):
+            self._keep(model, tokens, kv_caches.share_copy(cache))
 
     def keep(self, model: str, tokens: Sequence[int], take_cache: Callable[[], list[Any]]) -> None:
         """Keep the caches of a request that has ended, which hold exactly `tokens`; nobody may use them any more.
@@ -64,7 +64,7 @@ class PrefixCaches:
         Args:
             take_cache: gives the caches away; asked only when there is a point in keeping them.
         """
-        if self.enabled and len(tokens) >= LEAST_TOKENS and mlxlm.is_copyable(cache := take_cache()):
+        if self.enabled and len(tokens) >= LEAST_TOKENS and kv_caches.is_copyable(cache := take_cache()):
             self._keep(model, tokens, cache)
 
     def drop(self, model: str) -> None:
@@ -80,16 +80,16 @@ class PrefixCaches:
             self._recount()
 
     def _settle(self, model: str, tokens: Sequence[int], cache: list[Any]) -> None:
-        if not mlxlm.holds_tokens(cache, len(tokens)):
+        if not kv_caches.holds_tokens(cache, len(tokens)):
             return
-        mlxlm.cut_room(cache)
+        kv_caches.cut_room(cache)
 
         def settled() -> list[Any]:
             self._recount()
-            mlxlm.make_contiguous(cache)
+            kv_caches.make_contiguous(cache)
             return cache
 
-        nbytes, cuttable = mlxlm.cache_bytes(cache), mlxlm.is_cuttable(cache)
+        nbytes, cuttable = kv_caches.cache_bytes(cache), kv_caches.is_cuttable(cache)
         if self._index.add(model, tokens, nbytes, cuttable, settled, self._budget_bytes):
             self._recount()
 

@@ -9,102 +9,15 @@ prefills them at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from omlxd.core.costs import BLOCK_TOKENS
-from omlxd.core.states import FinishReason
-from omlxd.engine import mlxlm, sampling
-from omlxd.engine.events import TokenLogprob
-from omlxd.engine.grammars import Guide
+from omlxd.engine import decode_lanes, kv_caches, mlxlm, sampling
 from omlxd.engine.loader import LoadedModel
 from omlxd.engine.orders import EngineLimits, GenerationOrder
 from omlxd.engine.prefix_cache import PrefixCaches
-from omlxd.engine.sampling import OwnSampler, Sampler, ShapingSampler
-from omlxd.engine.text import StreamText
-
-
-@dataclass(eq=False)
-class Running:
-    """A request on the engine's thread; `came_s` and `moved_s` tell when it came and when its prompt moved last.
-
-    `reused` tokens came from the prefix cache, or are expected to while it waits.
-    """
-
-    order: GenerationOrder
-    sampler: Sampler
-    text: StreamText
-    end_ids: frozenset[int]
-    came_s: float = 0.0
-    moved_s: float = 0.0
-    prefilled: int = 0
-    reused: int = 0
-    generated: int = 0
-    answer: list[int] = field(default_factory=list)
-    kv_bytes: int = 0
-    cache: list[Any] = field(default_factory=list)
-    uid: int | None = None
-    tokens: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.generated = len(self.order.generated)
-        self.tokens = self.order.prompt + self.order.generated  # what an earlier stay made is run again
-        self.text.replay(self.order.generated)
-
-    @property
-    def left_tokens(self) -> int:
-        """Tokens that are still to be run before it decodes, as far as is known before it begins."""
-        return len(self.tokens) - max(self.prefilled, self.reused)
-
-    @property
-    def length_tokens(self) -> int:
-        """Tokens in its KV cache while it decodes."""
-        return len(self.order.prompt) + self.generated
-
-    @property
-    def history(self) -> tuple[int, ...]:
-        """All tokens so far, the last of the answer included."""
-        return (*self.tokens, *self.answer)
-
-    def logprob(self) -> TokenLogprob | None:
-        """How likely the token was that was taken last, if that is to be told; asked for once per token."""
-        return self.sampler.report() if isinstance(self.sampler, ShapingSampler) else None
-
-    @property
-    def problem(self) -> str | None:
-        """Why its answer cannot be held to its grammar any more; None while it can, and when it has none."""
-        return self._guide.problem if self._guide is not None else None
-
-    @property
-    def _guide(self) -> Guide | None:
-        return self.sampler.guide if isinstance(self.sampler, ShapingSampler) else None
-
-    def accept(self, token: int) -> tuple[str, FinishReason | None]:
-        """Count a token and return the text that is certain now, and why the request is over if it is.
-
-        Raises whatever went wrong when the token was chosen, or its text made.
-        """
-        if isinstance(self.sampler, OwnSampler) and self.sampler.error is not None:
-            raise self.sampler.error
-        self.answer.append(token)
-        if token in self.end_ids:
-            return self.text.finish(), FinishReason.STOP
-        if (guide := self._guide) is not None:
-            guide.take(self.generated, token)  # the sampler has, unless the request is about to change its lane
-        self.generated += 1
-        text, stopped = self.text.add(token)
-        if stopped:
-            return text, FinishReason.STOP
-        if guide is not None and guide.is_complete:
-            return text + self.text.finish(), FinishReason.STOP
-        if self.generated >= self.order.max_tokens:
-            return text + self.text.finish(), FinishReason.LENGTH
-        return text, None
-
-
-Take = Callable[[Running, int], bool]
-"""Receives each token in order; returns whether the request goes on."""
+from omlxd.engine.running import Running, Take
 
 
 class ResidentModel:
@@ -139,9 +52,9 @@ class ResidentModel:
         self._module = loaded.module
         self._prefixes = prefixes
         self._waiting: list[Running] = []
-        self._lone: dict[str, tuple[Running, mlxlm.LoneDecode]] = {}
+        self._lone: dict[str, tuple[Running, decode_lanes.LoneDecode]] = {}
         self._rows: dict[int, Running] = {}
-        self._batch: mlxlm.DecodeBatch | None = None
+        self._batch: decode_lanes.DecodeBatch | None = None
 
     def obey(self, limits: EngineLimits) -> None:
         """New limits, before the next step (R5)."""
@@ -195,8 +108,8 @@ class ResidentModel:
     @property
     def kv_bytes(self) -> int:
         """KV cache bytes of all requests here."""
-        total = sum(mlxlm.cache_bytes(waiting.cache) for waiting in self._waiting)
-        total += sum(mlxlm.cache_bytes(lane.cache) for _, lane in self._lone.values())
+        total = sum(kv_caches.cache_bytes(waiting.cache) for waiting in self._waiting)
+        total += sum(kv_caches.cache_bytes(lane.cache) for _, lane in self._lone.values())
         return total + (self._batch.nbytes if self._batch else 0)
 
     def prefill_step(self, request: Running, chunk_tokens: int, take: Take) -> Running | None:
@@ -217,14 +130,14 @@ class ResidentModel:
             if request.order.cache_prompt:
                 request.reused, request.cache = self._prefixes.begin(self.name, tokens)
             request.prefilled = request.reused
-            request.cache = request.cache or mlxlm.make_cache(self._module)
+            request.cache = request.cache or kv_caches.make_cache(self._module)
         end = self._chunk_end(request, chunk_tokens)
         if end > request.prefilled:
             mlxlm.prefill_chunk(self._module, request.cache, tokens[request.prefilled : end])
             request.prefilled = end
             if end == request.order.shared_tokens:
                 self._prefixes.keep_copy(self.name, tokens[:end], request.cache)
-        request.kv_bytes = mlxlm.cache_bytes(request.cache)
+        request.kv_bytes = kv_caches.cache_bytes(request.cache)
         if request.prefilled == len(tokens) - 1:
             self._waiting.remove(request)
             request.prefilled = len(tokens)
@@ -302,7 +215,7 @@ class ResidentModel:
             if self._reusable(request):
                 break
             group.append(request)
-        if len(group) < 2 or not mlxlm.is_mergeable(mlxlm.make_cache(self._module)):
+        if len(group) < 2 or not kv_caches.is_mergeable(kv_caches.make_cache(self._module)):
             return False
         batch = self._open_batch()
         for request in group:
@@ -325,13 +238,13 @@ class ResidentModel:
         return shared if request.prefilled < shared < end else end
 
     def _join(self, request: Running, take: Take) -> None:
-        mergeable = mlxlm.is_mergeable(request.cache)
+        mergeable = kv_caches.is_mergeable(request.cache)
         last, cache = request.tokens[-1], request.cache
         request.cache = []
         if mergeable:
             self._gather_lone(take)
         if not mergeable or not (self._rows or self._batch):
-            lane = mlxlm.LoneDecode(self._module, cache, last, request.sampler)
+            lane = decode_lanes.LoneDecode(self._module, cache, last, request.sampler)
             self._lone[request.order.request] = (request, lane)
             return
         batch = self._open_batch()
@@ -341,7 +254,7 @@ class ResidentModel:
     def _gather_lone(self, take: Take) -> None:
         """Move the lone request, if it can share, into the batch; its token in flight is delivered on the way."""
         for name, (request, lane) in list(self._lone.items()):
-            if not mlxlm.is_mergeable(lane.cache):
+            if not kv_caches.is_mergeable(lane.cache):
                 continue
             del self._lone[name]
             token, cache = lane.leave()
@@ -360,12 +273,12 @@ class ResidentModel:
         if request.order.cache_prompt:
             self._prefixes.keep(self.name, tokens, take_cache)
 
-    def _open_batch(self) -> mlxlm.DecodeBatch:
+    def _open_batch(self) -> decode_lanes.DecodeBatch:
         if self._batch is None:
-            self._batch = mlxlm.DecodeBatch(self._module, self.max_batch, self.prefill_chunk_tokens)
+            self._batch = decode_lanes.DecodeBatch(self._module, self.max_batch, self.prefill_chunk_tokens)
         return self._batch
 
-    def _end_lone(self, request: Running, lane: mlxlm.LoneDecode) -> None:
+    def _end_lone(self, request: Running, lane: decode_lanes.LoneDecode) -> None:
         cache = lane.cache
         self._drop_lone(request.order.request)
         self._keep(request, request.history, partial(list, cache))

@@ -21,11 +21,13 @@ from pathlib import Path
 from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
+from omlxd.engine.backends import Backend, detect_backend
 from omlxd.engine.codec import TextCodec
 from omlxd.engine.codec_reading import read_codec
 from omlxd.engine.events import OverLimit, Post
 from omlxd.engine.executor import PlanExecutor
-from omlxd.engine.gauges import Backend, Gauges, Sampler, detect_backend
+from omlxd.engine.gauges import Gauges
+from omlxd.engine.memory_sampler import MemorySampler
 from omlxd.engine.orders import LoadOrder, Plan
 from omlxd.engine.protocol import Sampled
 
@@ -49,7 +51,7 @@ class EngineThread:
 
     def __init__(self, backend: Backend | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.gauges = Gauges(backend or detect_backend(), clock)
-        self.sampler = Sampler(self.gauges)
+        self.sampler = MemorySampler(self.gauges)
         self._executor = PlanExecutor(self.gauges, clock)
         self._clock = clock
         self._wake = threading.Condition()
@@ -225,8 +227,7 @@ class EngineThread:
         mlxlm.synchronize()
         if self.gauges.active_bytes() <= limit:
             return False
-        over = OverLimit(self._executor.next_seq(), self.gauges.read(at_rest=True))
-        self._executor.events.append(over)
+        over = self._executor.report.tell(OverLimit, self.gauges.read(at_rest=True))
         while not self._closing and self._plan.seen_seq < over.seq:
             self._flush()
             with self._wake:
@@ -248,9 +249,8 @@ class EngineThread:
                 future.set_result(reading)
 
     def _flush(self) -> None:
-        if self._executor.events and self._post:
-            events, self._executor.events = self._executor.events, []
-            self._post(tuple(events))
+        if self._executor.report.events and self._post:
+            self._post(self._executor.report.take())
 
     def _tear_down(self) -> None:
         self._executor.close()

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from omlxd.engine import mlxlm
-from omlxd.engine.gauges import Gauges, trim_heap
+from omlxd.engine.gauges import Gauges
+from omlxd.engine.glibc import trim_heap
 from omlxd.engine.resident import ResidentModel
 
 DEADLINE_S: Final = 2.0

@@ -187,6 +187,17 @@ class Daemon:
         assert self.process is not None
         return self.process.wait(TIMEOUT_S)
 
+    def __enter__(self) -> Daemon:
+        """Run it as a child of the test; at the end it has to end with 0, unless something failed before."""
+        try:
+            return self.spawn()
+        except BaseException:
+            self.close(test_failed=True)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(test_failed=kind is not None)
+
     def close(self, *, test_failed: bool = False) -> None:
         """End it whatever happened; a daemon that does not end with 0 after a good test is a failure of its own."""
         try:
@@ -300,10 +311,15 @@ class Daemon:
         """The requests in flight."""
         return list(self.control("GET", "requests")["requests"])
 
-    def log(self, *names: str) -> list[dict[str, Any]]:
-        """What the log file holds, of these event names."""
+    def log(self, *names: str, since: int = 0) -> list[dict[str, Any]]:
+        """What the log file holds, of these event names, after this number."""
         lines = [json.loads(line) for line in (self.home / "logs" / "omlxd.jsonl").read_text().splitlines()]
-        return [line for line in lines if not names or line["event"] in names]
+        return [line for line in lines if line.get("seq", since + 1) > since and (not names or line["event"] in names)]
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last event: what comes after it is of what is done from now on."""
+        return int(self.log()[-1]["seq"])
 
     def until_idle(self) -> None:
         """Ask until the engine has no request any more, and so no memory of one; each ends with its next step."""

@@ -83,14 +83,8 @@ def shop(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
         models[name] = Path(shutil.copytree(whole, root / name))
         damage(models[name])
     models["too-big"] = tiny_model("llama", 60_000_000)
-    daemon = Daemon(models, daemon={"max_memory": "40M", "hard_limit": "60M"})
-    try:
-        daemon.spawn()
+    with Daemon(models, daemon={"max_memory": "40M", "hard_limit": "60M"}) as daemon:
         yield Shop(daemon, good)
-    except BaseException:
-        daemon.close(test_failed=True)
-        raise
-    daemon.close()
 
 
 @pytest.fixture

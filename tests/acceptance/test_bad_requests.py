@@ -37,9 +37,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., P
     (refusing / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": REFUSING}))
     scripted = make_scripted(folder / "tools")
     models = {"chat": chat, "broken": broken, "refusing": refusing, "tools": scripted}
-    made = Daemon(models, daemon={"log_level": "debug", "prefix_cache": 0})
-    try:
-        made.spawn()
+    with Daemon(models, daemon={"log_level": "debug", "prefix_cache": 0}) as made:
         assert made.chat("chat", "Hello.", max_tokens=4).status == 200
         files, committed = psutil.Process(made.pid).num_fds(), made.memory["committed"]
         yield made
@@ -54,10 +52,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., P
         assert made.chat("chat", "Hello.", max_tokens=4).status == 200
         told = [path.name for path in made.home.rglob("*") if path.is_file() and MARKER.encode() in path.read_bytes()]
         assert told == []
-    except BaseException:
-        made.close(test_failed=True)
-        raise
-    made.close()
 
 
 def _until(true: Callable[[], bool]) -> None:

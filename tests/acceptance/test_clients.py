@@ -23,30 +23,8 @@ HELLO: Any = [{"role": "user", "content": "Tell me about the sea."}]
 @pytest.fixture(scope="module")
 def daemon(tiny_model: Callable[..., Path]) -> Iterator[Daemon]:
     """One daemon for all tests here; it has to end with 0."""
-    made = Daemon({"chat": {"path": tiny_model("llama", 5_000_000, seed=4), "aliases": ["gpt-4o"]}})
-    try:
-        made.spawn()
+    with Daemon({"chat": {"path": tiny_model("llama", 5_000_000, seed=4), "aliases": ["gpt-4o"]}}) as made:
         yield made
-    except BaseException:
-        made.close(test_failed=True)
-        raise
-    made.close()
-
-
-@pytest.fixture
-def openai_client(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"http://{daemon.ready['api']}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-def anthropic_client(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(
-        base_url=f"http://{daemon.ready['api']}", api_key="none", max_retries=0, timeout=TIMEOUT_S
-    ) as client:
-        yield client
 
 
 def test_the_openai_client_holds_a_streamed_conversation(openai_client: openai.OpenAI) -> None:

@@ -39,14 +39,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., P
     """One daemon for all tests here; it has to end with 0."""
     scripted = make_scripted(tmp_path_factory.mktemp("scripted") / "model")
     models = {"chat": {"path": scripted, "aliases": ["default"]}, "endless": tiny_model()}
-    made = Daemon(models, api={"api_key": KEY})
-    try:
-        made.spawn()
+    with Daemon(models, api={"api_key": KEY}) as made:
         yield made
-    except BaseException:
-        made.close(test_failed=True)
-        raise
-    made.close()
 
 
 def test_the_openai_client(daemon: Daemon) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from omlxd.engine.model_folders import write_json
-from tests.acceptance.harness import TIMEOUT_S, Daemon
+from tests.acceptance.harness import Daemon
 from tests.engine.test_chat_templates import TEMPLATE
 
 pytestmark = pytest.mark.mlx
@@ -55,60 +55,42 @@ def daemon(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     shutil.copytree(plain, chat)
     config = json.loads((chat / "tokenizer_config.json").read_text())
     write_json(chat / "tokenizer_config.json", {**config, "chat_template": TEMPLATE})
-    made = Daemon({"chat": {"path": chat, "ttl": "1h"}, "plain": {"path": plain}, "unused": {"path": plain}})
-    try:
-        made.spawn()
+    with Daemon({"chat": {"path": chat, "ttl": "1h"}, "plain": {"path": plain}, "unused": {"path": plain}}) as made:
         yield made
-    except BaseException:
-        made.close(test_failed=True)
-        raise
-    made.close()
 
 
-@pytest.fixture
-def api(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"http://{daemon.ready['api']}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-def claude(daemon: Daemon) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(
-        base_url=f"http://{daemon.ready['api']}", api_key="none", max_retries=0, timeout=TIMEOUT_S
-    ) as client:
-        yield client
-
-
-def test_the_openai_client_parses_what_a_random_model_says(api: openai.OpenAI) -> None:
-    answer = api.chat.completions.parse(model="plain", messages=HELLO, response_format=Pet, n=2, seed=1, **RANDOM)
+def test_the_openai_client_parses_what_a_random_model_says(openai_client: openai.OpenAI) -> None:
+    answer = openai_client.chat.completions.parse(
+        model="plain", messages=HELLO, response_format=Pet, n=2, seed=1, **RANDOM
+    )
     assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 2
     assert all(isinstance(choice.message.parsed, Pet) for choice in answer.choices)
     assert len({choice.message.content for choice in answer.choices}) > 1
 
 
-def test_a_streamed_answer_follows_its_schema_too(api: openai.OpenAI) -> None:
-    with api.chat.completions.stream(model="plain", messages=HELLO, response_format=Pet, seed=2, **RANDOM) as stream:
+def test_a_streamed_answer_follows_its_schema_too(openai_client: openai.OpenAI) -> None:
+    with openai_client.chat.completions.stream(
+        model="plain", messages=HELLO, response_format=Pet, seed=2, **RANDOM
+    ) as stream:
         deltas = sum(event.type == "content.delta" for event in stream)
         final = stream.get_final_completion()
     assert isinstance(final.choices[0].message.parsed, Pet)
     assert deltas > 5
 
 
-def test_any_json_object_and_json_of_a_plain_completion(api: openai.OpenAI) -> None:
+def test_any_json_object_and_json_of_a_plain_completion(openai_client: openai.OpenAI) -> None:
     properties = {"n": {"type": "integer", "minimum": 0, "maximum": 99}}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    text = api.completions.create(
+    text = openai_client.completions.create(
         model="plain", prompt="Once", seed=3, extra_body={"response_format": form}, **RANDOM
     ).choices[0]
     assert text.finish_reason == "stop"
     assert isinstance(json.loads(text.text), dict)
     options: Any = {"model": "plain", "messages": HELLO, "response_format": {"type": "json_object"}, "seed": 5}
-    (whole,) = api.chat.completions.create(**options, **RANDOM).choices
+    (whole,) = openai_client.chat.completions.create(**options, **RANDOM).choices
     assert isinstance(json.loads(str(whole.message.content)), dict)
-    (cut,) = api.chat.completions.create(**options, temperature=1, max_tokens=1).choices
+    (cut,) = openai_client.chat.completions.create(**options, temperature=1, max_tokens=1).choices
     assert (cut.finish_reason, str(cut.message.content)) == ("length", "{")
 
 
@@ -126,10 +108,12 @@ def test_any_json_object_and_json_of_a_plain_completion(api: openai.OpenAI) -> N
         ),
     ],
 )
-def test_a_random_model_calls_the_tools_that_it_has_to(api: openai.OpenAI, choice: Any, names: set[str]) -> None:
+def test_a_random_model_calls_the_tools_that_it_has_to(
+    openai_client: openai.OpenAI, choice: Any, names: set[str]
+) -> None:
     options: Any = {"model": "chat", "messages": HELLO, "tools": TOOLS, "tool_choice": choice, "seed": 4, **RANDOM}
-    answer = api.chat.completions.create(parallel_tool_calls=False, **options)
-    stream = api.chat.completions.create(parallel_tool_calls=False, stream=True, **options)
+    answer = openai_client.chat.completions.create(parallel_tool_calls=False, **options)
+    stream = openai_client.chat.completions.create(parallel_tool_calls=False, stream=True, **options)
     streamed = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
     assert len(streamed) == 1
     for given in answer.choices:
@@ -143,31 +127,33 @@ def test_a_random_model_calls_the_tools_that_it_has_to(api: openai.OpenAI, choic
             Weather.model_validate(arguments)
 
 
-def test_the_openai_client_parses_a_strict_tool(api: openai.OpenAI) -> None:
-    answer = api.chat.completions.parse(
+def test_the_openai_client_parses_a_strict_tool(openai_client: openai.OpenAI) -> None:
+    answer = openai_client.chat.completions.parse(
         model="chat", messages=HELLO, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False, **RANDOM
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     assert isinstance(call.function.parsed_arguments, Weather)
 
 
-def test_the_anthropic_client_has_a_tool_called_and_json_written(claude: anthropic.Anthropic) -> None:
+def test_the_anthropic_client_has_a_tool_called_and_json_written(anthropic_client: anthropic.Anthropic) -> None:
     schemas = {"weather": Weather.model_json_schema(), "now": NOTHING}
     tools: Any = [{"name": name, "input_schema": schema} for name, schema in schemas.items()]
     options: Any = {"model": "chat", "messages": HELLO, "max_tokens": 800, "tools": tools}
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}):
-        whole = claude.messages.create(tool_choice=choice, **options)
+        whole = anthropic_client.messages.create(tool_choice=choice, **options)
         assert whole.stop_reason == "tool_use"
         (block,) = whole.content
         assert block.type == "tool_use"
         if block.name == "weather":
             Weather.model_validate(block.input)
-    with claude.messages.stream(tool_choice={"type": "tool", "name": "weather"}, **options) as stream:
+    with anthropic_client.messages.stream(tool_choice={"type": "tool", "name": "weather"}, **options) as stream:
         (block,) = stream.get_final_message().content
     assert block.type == "tool_use"
     Weather.model_validate(block.input)
     written: Any = {"format": {"type": "json_schema", "schema": Pet.model_json_schema()}}
-    (text,) = claude.messages.create(model="plain", messages=HELLO, max_tokens=800, output_config=written).content
+    (text,) = anthropic_client.messages.create(
+        model="plain", messages=HELLO, max_tokens=800, output_config=written
+    ).content
     assert text.type == "text"
     Pet.model_validate_json(text.text)
 
@@ -189,23 +175,25 @@ def test_the_anthropic_client_has_a_tool_called_and_json_written(claude: anthrop
     ],
 )
 def test_a_form_that_nobody_can_be_held_to_is_refused_before_a_model_is_loaded(
-    daemon: Daemon, api: openai.OpenAI, more: dict[str, Any], param: str
+    daemon: Daemon, openai_client: openai.OpenAI, more: dict[str, Any], param: str
 ) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
-            api.chat.completions.create(model="unused", messages=HELLO, stream=stream, **more)
+            openai_client.chat.completions.create(model="unused", messages=HELLO, stream=stream, **more)
         assert refused.value.param == param
     assert daemon.states["unused"] == "unloaded"
 
 
 def test_a_model_whose_calls_cannot_be_forced_says_so_by_the_fields_name(
-    api: openai.OpenAI, claude: anthropic.Anthropic
+    openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        api.chat.completions.create(model="plain", messages=HELLO, tools=TOOLS, tool_choice="required", stream=True)
+        openai_client.chat.completions.create(
+            model="plain", messages=HELLO, tools=TOOLS, tool_choice="required", stream=True
+        )
     assert refused.value.param in ("tools", "tool_choice")
     with pytest.raises(anthropic.BadRequestError, match="tool"):
-        claude.messages.create(
+        anthropic_client.messages.create(
             model="plain",
             messages=HELLO,
             max_tokens=5,
@@ -215,16 +203,18 @@ def test_a_model_whose_calls_cannot_be_forced_says_so_by_the_fields_name(
 
 
 def test_a_request_has_its_model_unloaded_at_once_or_kept_no_longer_than_its_ttl(
-    daemon: Daemon, api: openai.OpenAI
+    daemon: Daemon, openai_client: openai.OpenAI
 ) -> None:
     def left_s(keep_alive: Any) -> float:
-        api.chat.completions.create(model="chat", messages=HELLO, max_tokens=1, extra_body={"keep_alive": keep_alive})
+        openai_client.chat.completions.create(
+            model="chat", messages=HELLO, max_tokens=1, extra_body={"keep_alive": keep_alive}
+        )
         daemon.until_idle()
         (model,) = [each for each in daemon.control("GET", "models")["models"] if each["name"] == "chat"]
         return float(model["ttl_left_s"])
 
     assert 3590 < left_s(-1) <= 3600
     assert 290 < left_s("5m") <= 300
-    api.chat.completions.create(model="plain", messages=HELLO, max_tokens=1, extra_body={"ttl": 0})
+    openai_client.chat.completions.create(model="plain", messages=HELLO, max_tokens=1, extra_body={"ttl": 0})
     daemon.until_event("unloaded", model="plain")
     assert daemon.states["chat"] == "loaded"

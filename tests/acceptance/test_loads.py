@@ -69,7 +69,7 @@ async def test_a_load_that_gives_way_half_way_returns_its_memory_and_ends_well_w
     async with EnginePool({"big": big}, emit=events.append) as pool:
         asked = asyncio.create_task(pool.load("big", on_progress=lambda status: status.done_bytes and half.set()))
         await half.wait()
-        assert await pool.postpone_load("big", cancelled("big", "memory is short"))
+        assert await pool.levers.postpone_load("big", cancelled("big", "memory is short"))
         assert pool.engine.read().active_bytes < MIB
         assert not asked.done()
         assert (await asked).loaded

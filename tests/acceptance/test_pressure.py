@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,22 @@ import pytest
 from tests.acceptance.harness import MIB, Daemon, errors_in, has_text, in_thread, text_of, weights_bytes
 
 pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def pair(small: Callable[..., Path]) -> Iterator[Daemon]:
+    with Daemon({"one": small(1), "two": small(2)}) as made:
+        yield made
+
+
+@pytest.fixture
+def two(pair: Daemon) -> Daemon:
+    """One daemon for several tests: two models, neither loaded nor pinned, under a limit that holds both."""
+    for name in ("one", "two"):
+        pair.control("POST", f"models/{name}/unpin")
+        pair.control("POST", f"models/{name}/unload")
+    pair.control("PATCH", "limits", {"max_memory": "1G"})
+    return pair
 
 
 def test_under_reference_a_single_model_over_the_limit_ends_its_requests_with_one_error_each_and_stays(
@@ -46,19 +62,17 @@ def test_under_reference_a_single_model_over_the_limit_ends_its_requests_with_on
     assert not daemon.log("unloaded")
 
 
-def test_a_limit_below_what_is_loaded_evicts_at_once_without_a_poll(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"old": small(1), "new": small(2)}, daemon={"max_memory": "1G", "poll_interval": "1h"})
-    for name in ("old", "new"):
-        assert daemon.cli("load", name).returncode == 0
-    limited = daemon.cli("limit", "8MiB")
+def test_a_limit_below_what_is_loaded_evicts_at_once_without_a_poll(two: Daemon) -> None:
+    since = two.last_seq
+    for name in ("one", "two"):
+        assert two.cli("load", name).returncode == 0
+    limited = two.cli("limit", "8MiB")
     assert limited.returncode == 0, limited.stderr
-    assert "unloaded `old`" in limited.stderr
-    assert daemon.states == {"old": "unloaded", "new": "loaded"}
-    (decision,) = daemon.log("decision")
-    assert (decision["trigger"], decision["action"], decision["victim"]) == ("limit", "unload", "old")
-    assert daemon.memory["active"] <= 8 * MIB
+    assert "unloaded `one`" in limited.stderr
+    assert two.states == {"one": "unloaded", "two": "loaded"}
+    (decision,) = two.log("decision", since=since)
+    assert (decision["trigger"], decision["action"], decision["victim"]) == ("limit", "unload", "one")
+    assert two.memory["active"] <= 8 * MIB
 
 
 def test_under_reference_a_busy_model_over_the_limit_ends_its_request_with_the_reason_and_the_other_goes_on(
@@ -82,19 +96,16 @@ def test_under_reference_a_busy_model_over_the_limit_ends_its_request_with_the_r
     assert daemon.states == {"busy": "unloaded", "keep": "loaded"}
 
 
-def test_a_pin_survives_pressure_though_it_is_the_least_recently_used(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"pinned": small(1), "used": small(2)})
-    daemon.control("POST", "models/pinned/load")
-    assert daemon.cli("pin", "pinned").returncode == 0
-    assert daemon.chat("used", "Hello.", max_tokens=4).status == 200
-    assert daemon.cli("limit", "8MiB").returncode == 0
-    assert daemon.states == {"pinned": "loaded", "used": "unloaded"}
-    refused = daemon.cli("run", "used", "Hello.")
+def test_a_pin_survives_pressure_though_it_is_the_least_recently_used(two: Daemon) -> None:
+    two.control("POST", "models/one/load")
+    assert two.cli("pin", "one").returncode == 0
+    assert two.chat("two", "Hello.", max_tokens=4).status == 200
+    assert two.cli("limit", "8MiB").returncode == 0
+    assert two.states == {"one": "loaded", "two": "unloaded"}
+    refused = two.cli("run", "two", "Hello.")
     assert refused.returncode == 5
-    assert "`pinned`" in refused.stderr
-    assert daemon.chat("pinned", "Hello.", max_tokens=4).status == 200
+    assert "`one`" in refused.stderr
+    assert two.chat("one", "Hello.", max_tokens=4).status == 200
 
 
 def test_all_pinned_and_over_the_limit_is_told_once_and_shown_and_crashes_nothing(
@@ -127,14 +138,13 @@ def test_all_pinned_and_over_the_limit_is_told_once_and_shown_and_crashes_nothin
     assert daemon.ask("GET", "/health").json["status"] == "ok"
 
 
-def test_a_pin_that_the_limit_does_not_hold_needs_force(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"one": {"path": small(1), "pin": True}, "two": small(2)}, daemon={"max_memory": "8M"})
-    refused = daemon.cli("pin", "two")
+def test_a_pin_that_the_limit_does_not_hold_needs_force(two: Daemon) -> None:
+    two.control("POST", "models/one/load", {"pin": True})
+    two.control("PATCH", "limits", {"max_memory": "8M"})
+    refused = two.cli("pin", "two")
     assert refused.returncode == 5
     assert "--force" in refused.stderr
-    assert not any(model["pinned"] for model in daemon.cli_json("models")["models"] if model["name"] == "two")
-    assert daemon.cli("pin", "two", "--force").returncode == 0
-    assert all(model["pinned"] for model in daemon.cli_json("models")["models"])
-    assert daemon.cli("unpin", "two").returncode == 0
+    assert [model["pinned"] for model in two.cli_json("models")["models"]] == [True, False]
+    assert two.cli("pin", "two", "--force").returncode == 0
+    assert [model["pinned"] for model in two.cli_json("models")["models"]] == [True, True]
+    assert two.cli("unpin", "two").returncode == 0

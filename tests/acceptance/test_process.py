@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,21 +91,6 @@ def test_a_stop_now_ends_a_running_request_at_once(
         assert len(errors_in(list(stream))) == 1
     assert stopped.result().returncode == 0
     assert daemon.wait() in (0, 1)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_load_leaves_the_limit_of_open_files_as_it_was(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"chat": small()})
-
-    def open_files() -> str:
-        limits = Path(f"/proc/{daemon.pid}/limits").read_text().splitlines()
-        return next(line for line in limits if line.startswith("Max open files"))
-
-    before = open_files()
-    assert daemon.chat("chat", "Hello.", max_tokens=4).status == 200
-    assert open_files() == before
 
 
 def test_after_kill_9_in_the_middle_of_an_answer_the_next_start_works_at_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +21,20 @@ pytestmark = pytest.mark.mlx
 LONG_PROMPT = "tell me more " * 1500  # 19,500 tokens of a model whose tokens are bytes
 
 
+@pytest.fixture(scope="module")
+def daemon(small: Callable[..., Path]) -> Iterator[Daemon]:
+    """One daemon for all tests here whose models it is enough to have; it has to end with 0."""
+    with Daemon({"chat": small(), "one": small(1), "two": small(2)}) as made:
+        made.control("POST", "models/chat/load")
+        yield made
+
+
 def codec_of(folder: Path) -> ChatCodec:
     config = json.loads((folder / "config.json").read_text())
     return ChatCodec(mlxlm.load_tokenizer(folder, config), config["vocab_size"], None)
 
 
-def test_two_clients_stream_from_two_models_at_the_same_time(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"one": small(1), "two": small(2)})
+def test_two_clients_stream_from_two_models_at_the_same_time(daemon: Daemon) -> None:
     for name in ("one", "two"):
         daemon.control("POST", f"models/{name}/load")
     arrived: list[str] = []
@@ -105,12 +110,8 @@ def until_end(tokens: list[int], margins: list[float], end_ids: frozenset[int]) 
     return tokens[:length], margins[:length]
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_ends_its_request_and_the_others_go_on(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"chat": small()})
-    daemon.control("POST", "models/chat/load")
-    with daemon.chat_stream("chat", "Stay.", max_tokens=500) as stays, daemon.events() as events:
+def test_a_client_that_leaves_in_the_middle_of_a_stream_ends_its_request_and_the_others_go_on(daemon: Daemon) -> None:
+    with daemon.chat_stream("chat", "Stay.", max_tokens=500) as stays, daemon.events(daemon.last_seq) as events:
         stays.until(has_text)
         with daemon.chat_stream("chat", "Leave.", max_tokens=20_000) as leaves:
             leaves.until(has_text)
@@ -121,16 +122,13 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_ends_its_request_and_the
         frames = list(stays)
     assert frames[-2]["choices"][0]["finish_reason"] == "length"
     daemon.until_idle()
-    (model,) = daemon.control("GET", "models")["models"]
-    assert model["kv_bytes"] == 0
+    assert [model["kv_bytes"] for model in daemon.control("GET", "models")["models"]] == [0, 0, 0]
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_long_prompt_costs_no_more_than_a_chunk(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"chat": small()})
+def test_a_client_that_leaves_in_the_middle_of_a_long_prompt_costs_no_more_than_a_chunk(daemon: Daemon) -> None:
     assert daemon.chat("chat", "Hello.", max_tokens=4).status == 200
-    before = daemon.memory["active"]
+    daemon.until_idle()
+    before, since = daemon.memory["active"], daemon.last_seq
     with daemon.chat_stream("chat", LONG_PROMPT, max_tokens=8) as leaves:
         while not (seen := daemon.requests) or not seen[0]["prefilled_tokens"]:
             pass
@@ -138,18 +136,14 @@ def test_a_client_that_leaves_in_the_middle_of_a_long_prompt_costs_no_more_than_
         leaves.close()
     daemon.until_idle()
     assert not daemon.requests
-    (aborted,) = daemon.log("request_aborted")
+    (aborted,) = daemon.log("request_aborted", since=since)
     assert aborted["generated_tokens"] == 0
     assert daemon.memory["active"] < before + 2**20
     assert daemon.chat("chat", "Hello.", max_tokens=4).status == 200
 
 
-def test_a_whole_answer_whose_client_leaves_is_not_made(
-    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
-) -> None:
-    daemon = daemon_of({"chat": small()})
-    daemon.control("POST", "models/chat/load")
-    with daemon.events() as events:
+def test_a_whole_answer_whose_client_leaves_is_not_made(daemon: Daemon) -> None:
+    with daemon.events(daemon.last_seq) as events:
         with daemon.stream("POST", "/v1/chat/completions", chat_body("chat", "Go on.", max_tokens=20_000)):
             events.until(lambda event: event["event"] == "request_started")
         events.until(lambda event: event["event"] == "request_aborted")

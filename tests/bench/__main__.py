@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from dataclasses import asdict
 
+from tests.bench.command_line import ask
 from tests.bench.machine import this_machine
 from tests.bench.report import format_row
-from tests.bench.runner import BENCHES, chosen, run
+from tests.bench.runner import BENCHES, run
 
 
 def main() -> int:
     """Run and print; 1 when a target was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Benchmarks of omlxd.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="one of those that --list names; all by default")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, rows on stderr as they come")
     parser.add_argument("--quick", action="store_true", help="few rounds: to see that it works, not to believe it")
-    parser.add_argument("--list", action="store_true", help="say what there is")
-    arguments = parser.parse_args()
-    if arguments.list:
-        for bench in BENCHES:
-            print(f"{bench.name:<12}{bench.what}")
-        return 0
-    try:
-        benches = chosen(arguments.names)
-    except KeyError as unknown:
-        parser.error(f"there is no bench {unknown}; --list says what there is")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that daemons and models go, too
+    arguments, benches = ask(parser, BENCHES, "bench")
     machine, out = this_machine(), sys.stderr if arguments.json else sys.stdout
     print(machine, file=out, flush=True)
     rows, title = [], ""

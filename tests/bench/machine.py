@@ -41,7 +41,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """What this process runs on."""
-    from omlxd.engine.gauges import detect_backend
+    from omlxd.engine.backends import detect_backend
 
     backend = detect_backend()
     return Machine(

@@ -68,13 +68,6 @@ BENCHES = (
 )
 
 
-def chosen(names: Sequence[str]) -> list[Bench]:
-    """The benches of these names in the suite's order, all when there are none; KeyError for an unknown one."""
-    by_name = {bench.name: bench for bench in BENCHES}
-    wanted = {by_name[name].name for name in names} or by_name.keys()
-    return [bench for bench in BENCHES if bench.name in wanted]
-
-
 def run(benches: Sequence[Bench], *, quick: bool) -> Iterator[tuple[Bench, Row]]:
     """Each row as soon as it is there; models and homes live in a directory that goes away at the end."""
     with tempfile.TemporaryDirectory(prefix="omlxd-bench-") as root:

@@ -220,6 +220,27 @@ def test_limit_without_a_size_shows_the_limits(omlxd: Omlxd, fake: FakeDaemon) -
     assert json.loads(omlxd("limit", "--json").stdout)["memory"]["soft_limit"] == MEMORY.soft_limit
 
 
+@pytest.mark.parametrize(
+    ("origin", "binding", "shown"),
+    [
+        ("limit", "max_memory", "omlxd limit"),
+        ("command_line", "max_memory", "--max-memory"),
+        ("manifest", "max_memory", "max_memory"),
+        ("limit", "metal", "metal"),
+        (None, "max_memory", "max_memory"),
+    ],
+    ids=["run time", "command line", "manifest", "capped", "an older daemon"],
+)
+def test_a_limit_is_shown_with_who_said_it(
+    omlxd: Omlxd, fake: FakeDaemon, origin: str | None, binding: str, shown: str
+) -> None:
+    status: dict[str, Any] = STATUS.to_json()
+    status["memory"]["binding"], status["memory"]["limit_origin"] = binding, origin
+    fake.routes["GET /v1/control/status"] = as_json(status)
+    assert omlxd("limit").stdout.startswith(f"limit 400 MiB ({shown}), hard limit 420 MiB")
+    assert f"limit   400 MiB ({shown}) · hard 420 MiB" in omlxd("status").stdout
+
+
 def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake: FakeDaemon) -> None:
     memory: dict[str, Any] = STATUS.to_json()["memory"]
     answer = {"schema": 1, "memory": memory, "evicted": ["small"], "warnings": ["too high"], "level": "over"}

@@ -64,10 +64,10 @@ def cached(home: Path) -> dict[str, str]:
     return {"HF_HUB_CACHE": str(hub), "HOME": str(home / "nobody")}
 
 
-def test_add_writes_one_table_and_leaves_every_other_byte(omlxd_here: Omlxd, home: Path, models: Path) -> None:
+def test_add_writes_one_table_and_leaves_every_other_byte(omlxd: Omlxd, home: Path, models: Path) -> None:
     before = (home / "omlxd.toml").read_text()
     (home / "omlxd.toml").chmod(0o640)
-    done = omlxd_here("add", "one", str(models / "org" / "one"), "--preload", "--ttl", "5m", "--alias", "uno")
+    done = omlxd("add", "one", str(models / "org" / "one"), "--preload", "--ttl", "5m", "--alias", "uno")
     assert (done.returncode, done.stdout) == (
         0,
         f"added `one` (10.0 MiB, fp16, context 4096) to {home / 'omlxd.toml'}\n",
@@ -80,18 +80,18 @@ def test_add_writes_one_table_and_leaves_every_other_byte(omlxd_here: Omlxd, hom
     assert stat.S_IMODE((home / "omlxd.toml").stat().st_mode) == 0o640
 
 
-def test_add_begins_a_manifest_where_there_is_none(omlxd_here: Omlxd, home: Path) -> None:
+def test_add_begins_a_manifest_where_there_is_none(omlxd: Omlxd, home: Path) -> None:
     folder = model_folder(home / "m", MIB)
-    assert omlxd_here("add", "m", str(folder)).returncode == 0
+    assert omlxd("add", "m", str(folder)).returncode == 0
     assert list(read_manifest(home / "omlxd.toml").models) == ["m"]
     assert stat.S_IMODE((home / "omlxd.toml").stat().st_mode) == 0o600
     assert "# omlxd's manifest" in (home / "omlxd.toml").read_text()
 
 
-def test_add_follows_a_link_to_the_manifest(omlxd_here: Omlxd, home: Path, models: Path) -> None:
+def test_add_follows_a_link_to_the_manifest(omlxd: Omlxd, home: Path, models: Path) -> None:
     (home / "omlxd.toml").rename(home / "real.toml")
     (home / "omlxd.toml").symlink_to("real.toml")
-    assert omlxd_here("add", "one", str(models / "org" / "one")).returncode == 0
+    assert omlxd("add", "one", str(models / "org" / "one")).returncode == 0
     assert (home / "omlxd.toml").is_symlink()
     assert "one" in read_manifest(home / "real.toml").models
 
@@ -113,10 +113,10 @@ def test_add_follows_a_link_to_the_manifest(omlxd_here: Omlxd, home: Path, model
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_added_is_refused_and_nothing_written(
-    omlxd_here: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str, hint: str
+    omlxd: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str, hint: str
 ) -> None:
     before = (home / "omlxd.toml").read_text()
-    done = omlxd_here("add", *(each.format(m=models) for each in arguments), HF_HUB_CACHE=str(home / "hub"))
+    done = omlxd("add", *(each.format(m=models) for each in arguments), HF_HUB_CACHE=str(home / "hub"))
     assert done.returncode == status
     assert message in done.stderr
     assert hint.format(m=models) in done.stderr
@@ -124,28 +124,28 @@ def test_what_cannot_be_added_is_refused_and_nothing_written(
     assert sorted(path.name for path in home.iterdir()) == ["found", "mine", "omlxd.toml"]
 
 
-def test_a_folder_of_the_home_that_was_meant_is_named(omlxd_here: Omlxd, home: Path, models: Path) -> None:
-    done = omlxd_here("add", "x", "found/large", HF_HUB_CACHE=str(home / "hub"))
+def test_a_folder_of_the_home_that_was_meant_is_named(omlxd: Omlxd, home: Path, models: Path) -> None:
+    done = omlxd("add", "x", "found/large", HF_HUB_CACHE=str(home / "hub"))
     assert done.returncode == 1
     assert f"hint: did you mean `{home}/found/large`?" in done.stderr
 
 
-def test_a_model_that_does_not_fit_is_added_with_a_warning(omlxd_here: Omlxd, models: Path) -> None:
-    done = omlxd_here("add", "big", str(models / "large"))
+def test_a_model_that_does_not_fit_is_added_with_a_warning(omlxd: Omlxd, models: Path) -> None:
+    done = omlxd("add", "big", str(models / "large"))
     assert done.returncode == 0
     assert "warning: `big` needs " in done.stderr
     assert "`omlxd plan big`" in done.stderr
 
 
-def test_a_manifest_that_is_written_otherwise_is_left_to_its_owner(omlxd_here: Omlxd, home: Path, models: Path) -> None:
+def test_a_manifest_that_is_written_otherwise_is_left_to_its_owner(omlxd: Omlxd, home: Path, models: Path) -> None:
     text = f'models = {{ chat = {{ path = "{home}/mine/a" }} }}\n'
     (home / "omlxd.toml").write_text(text)
-    assert omlxd_here("rm", "chat").returncode == 2
+    assert omlxd("rm", "chat").returncode == 2
     assert (home / "omlxd.toml").read_text() == text
 
 
-def test_rm_takes_the_entry_and_its_comment_and_shows_them(omlxd_here: Omlxd, home: Path, models: Path) -> None:
-    done = omlxd_here("rm", "chat")
+def test_rm_takes_the_entry_and_its_comment_and_shows_them(omlxd: Omlxd, home: Path, models: Path) -> None:
+    done = omlxd("rm", "chat")
     assert done.returncode == 0
     assert "  | # the one for talks\n  | [models.chat]\n" in done.stdout
     folder = home / "mine" / "a"
@@ -165,10 +165,10 @@ def test_rm_takes_the_entry_and_its_comment_and_shows_them(omlxd_here: Omlxd, ho
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_rm_refuses_what_was_hardly_meant(
-    omlxd_here: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str
+    omlxd: Omlxd, home: Path, models: Path, arguments: list[str], status: int, message: str
 ) -> None:
     before = (home / "omlxd.toml").read_text()
-    done = omlxd_here("rm", *arguments)
+    done = omlxd("rm", *arguments)
     assert done.returncode == status
     assert message in done.stderr
     assert (home / "omlxd.toml").read_text() == before
@@ -176,22 +176,22 @@ def test_rm_refuses_what_was_hardly_meant(
 
 
 def test_rm_deletes_the_files_of_a_repository_only_when_it_may(
-    omlxd_here: Omlxd, home: Path, cached: dict[str, str]
+    omlxd: Omlxd, home: Path, cached: dict[str, str]
 ) -> None:
-    assert omlxd_here("add", "w", "org/whole", **cached).returncode == 0
+    assert omlxd("add", "w", "org/whole", **cached).returncode == 0
     stored = Path(cached["HF_HUB_CACHE"]) / "models--org--whole"
-    asked = omlxd_here("rm", "w", "--files", **cached)
+    asked = omlxd("rm", "w", "--files", **cached)
     assert asked.returncode == 2
     assert "`omlxd rm w --files --yes` does not ask" in asked.stderr
     assert stored.is_dir()
-    done = omlxd_here("rm", "w", "--files", "--yes", **cached)
+    done = omlxd("rm", "w", "--files", "--yes", **cached)
     assert (done.returncode, stored.exists()) == (0, False)
     assert f"deleted {stored} (3.00 MiB)" in done.stdout
     assert (stored.parent / "models--org--part").is_dir()
 
 
 def test_rm_keeps_files_that_another_entry_uses_or_a_link_points_to(
-    omlxd_here: Omlxd, home: Path, cached: dict[str, str]
+    omlxd: Omlxd, home: Path, cached: dict[str, str]
 ) -> None:
     (home / "models").mkdir()
     (home / "models" / "linked").symlink_to(model_folder(home / "far", MIB))
@@ -202,27 +202,27 @@ def test_rm_keeps_files_that_another_entry_uses_or_a_link_points_to(
     )
     elsewhere = "omlxd deletes nothing elsewhere"
     for name, message in (("w", "`again` uses the same files"), ("l", elsewhere), ("n", elsewhere)):
-        done = omlxd_here("rm", name, "--files", "--yes", **cached)
+        done = omlxd("rm", name, "--files", "--yes", **cached)
         assert done.returncode == 2
         assert message in done.stderr
     assert (home / "far" / "config.json").exists()
 
 
-def test_find_shows_the_models_of_a_folder_and_whether_they_fit(omlxd_here: Omlxd, models: Path) -> None:
-    done = omlxd_here("find", str(models))
+def test_find_shows_the_models_of_a_folder_and_whether_they_fit(omlxd: Omlxd, models: Path) -> None:
+    done = omlxd("find", str(models))
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["NAME", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE"]
     assert [line.split()[-1] for line in lines[1:]] == [str(models / "large"), str(models / "org" / "one")]
     assert "no" in lines[1].split()
     assert "yes, 4096 tokens" in lines[2]
     assert "1 left out as not complete" in done.stderr
-    assert "has no tokenizer" in omlxd_here("find", str(models), "--all").stdout
+    assert "has no tokenizer" in omlxd("find", str(models), "--all").stdout
 
 
 def test_find_looks_into_the_cache_and_beside_the_models_of_the_manifest(
-    omlxd_here: Omlxd, home: Path, models: Path, cached: dict[str, str]
+    omlxd: Omlxd, home: Path, models: Path, cached: dict[str, str]
 ) -> None:
-    found = json.loads(omlxd_here("find", "--json", **cached).stdout)["models"]
+    found = json.loads(omlxd("find", "--json", **cached).stdout)["models"]
     assert {each["name"]: each["repo"] or Path(each["path"]).name for each in found} == {
         None: "org/whole",
         "chat": "a",
@@ -233,40 +233,40 @@ def test_find_looks_into_the_cache_and_beside_the_models_of_the_manifest(
 
 
 def test_find_sees_a_model_behind_a_link_and_does_not_follow_links_in_circles(
-    omlxd_here: Omlxd, home: Path, models: Path
+    omlxd: Omlxd, home: Path, models: Path
 ) -> None:
     linked = home / "linked"
     linked.mkdir()
     (linked / "model").symlink_to(models / "org" / "one")
     (linked / "circle").symlink_to(home)
-    found = json.loads(omlxd_here("find", "--json", str(linked)).stdout)["models"]
+    found = json.loads(omlxd("find", "--json", str(linked)).stdout)["models"]
     assert [each["path"] for each in found] == [str(linked / "model")]
 
 
-def test_find_without_a_model_says_where_to_get_one(omlxd_here: Omlxd, home: Path) -> None:
+def test_find_without_a_model_says_where_to_get_one(omlxd: Omlxd, home: Path) -> None:
     (home / "empty").mkdir()
-    done = omlxd_here("find", str(home / "empty"))
+    done = omlxd("find", str(home / "empty"))
     assert (done.returncode, done.stdout) == (0, "")
     assert "`omlxd pull" in done.stderr
 
 
 def test_a_running_daemon_takes_up_what_was_added_to_its_manifest(
-    omlxd_here: Omlxd, home: Path, models: Path, fake: FakeDaemon
+    omlxd: Omlxd, home: Path, models: Path, fake: FakeDaemon
 ) -> None:
     (home / "omlxd.toml").rename(home / "its.toml")
     status = STATUS.to_json() | {"manifest": str(home / "its.toml")}
     fake.routes["GET /v1/control/status"] = as_json(status)
     fake.routes["POST /v1/control/reload"] = as_json({"schema": 1, "changes": [], "warnings": ["mind the gap"]})
-    done = omlxd_here("add", "one", str(models / "org" / "one"))
+    done = omlxd("add", "one", str(models / "org" / "one"))
     assert done.returncode == 0, done.stderr
     assert "one" in read_manifest(home / "its.toml").models
     assert "warning: mind the gap\nthe running daemon has taken it up\n" in done.stderr
 
     fake.routes["POST /v1/control/reload"] = as_error(ManifestInvalid("it is not so"))
-    removed = omlxd_here("rm", "one")
+    removed = omlxd("rm", "one")
     assert removed.returncode == 0
     assert "the running daemon has not taken it up (it is not so)" in removed.stderr
 
     (home / "other.toml").write_text("")
-    other = omlxd_here("add", "one", str(models / "org" / "one"), "--manifest", str(home / "other.toml"))
+    other = omlxd("add", "one", str(models / "org" / "one"), "--manifest", str(home / "other.toml"))
     assert f"`omlxd restart --manifest {home / 'other.toml'}` takes this one" in other.stderr

@@ -135,3 +135,4 @@ def test_check_tells_of_the_limit_that_holds_instead_of_the_manifests(
     (home / "state.toml").write_text(saved)
     told = "the next start keeps the limit `150M`, set by `omlxd limit`; the manifest says `200M`\n"
     assert (told in omlxd("check").stderr) is (manifest_said == "200M")
+    assert json.loads(omlxd("check", "--json").stdout)["saved_limit"] == ("150M" if manifest_said == "200M" else None)

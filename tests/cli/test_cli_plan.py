@@ -85,6 +85,7 @@ def test_with_a_daemon_its_limits_and_its_idle_models_count(omlxd: Omlxd, manife
     chat = next(model for model in status["models"] if model["name"] == "chat")
     status["models"] = [chat | idle | {"committed_bytes": 80 * MIB}]
     fake.routes["GET /v1/control/status"] = as_json(status)
+    assert "; unloads `chat`" in omlxd("plan", "small", "--context", "1024", COLUMNS="80").stdout
     plan = _plan(omlxd, "small", "--context", "1024")
     assert (plan["daemon"], plan["soft_limit"]) == (True, 120 * MIB)
     assert plan["models"][0]["fits"]
@@ -96,6 +97,14 @@ def test_load_estimate_only_loads_nothing_and_shows_the_plan(omlxd: Omlxd, manif
     assert done.returncode == 0
     assert done.stdout == omlxd("plan", "small").stdout
     assert "the daemon is not running" in done.stdout
+
+
+def test_a_narrow_terminal_has_the_sums_and_cuts_no_heading(omlxd: Omlxd, manifest: Path) -> None:
+    wide, narrow = (omlxd("plan", COLUMNS=columns).stdout.splitlines() for columns in ("140", "80"))
+    assert wide[1].split()[2:6] == ["WEIGHTS", "KV", "GROWTH", "TRANSIENT"]
+    assert narrow[1].split() == ["MODEL", "FITS", "STAYS", "PEAK", "CONTEXT", "MOST", "REQ", "MOST", "BINDS"]
+    assert max(map(len, narrow[1:4])) <= 80
+    assert narrow[2].split()[0] == "chat"
 
 
 def test_a_context_beyond_the_models_own_is_a_usage_error(omlxd: Omlxd, manifest: Path) -> None:

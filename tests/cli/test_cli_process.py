@@ -172,6 +172,13 @@ def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeD
     assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says at once what it waits for."""
+    monkeypatch.setattr(commands, "SILENT_S", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("requests", "said"), [(0, ""), (1, "stopping: 1 request is still running; ")])
 def test_a_stop_that_takes_a_while_says_what_it_waits_for_and_nothing_when_that_is_nothing(
     omlxd: Omlxd, home: Path, fake: FakeDaemon, requests: int, said: str
@@ -205,6 +212,7 @@ def test_a_restart_ends_a_daemon_that_is_older_than_the_command(omlxd: Omlxd, ho
     ]
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("command", "way_out"),
     [

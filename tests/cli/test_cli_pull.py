@@ -48,9 +48,9 @@ def _snapshot(home: Path) -> Path:
     return home / "hf" / "hub" / f"models--{REPO.replace('/', '--')}" / "snapshots"
 
 
-def test_pull_fetches_a_model_and_adds_it(omlxd_here: Omlxd, home: Path, hub: FakeHub, away: dict[str, str]) -> None:
+def test_pull_fetches_a_model_and_adds_it(omlxd: Omlxd, home: Path, hub: FakeHub, away: dict[str, str]) -> None:
     (home / "served" / "README.md").write_text("# not needed")
-    done = omlxd_here("pull", f"https://huggingface.co/{REPO}/tree/main", "--name", "some", "--ttl", "10m", **away)
+    done = omlxd("pull", f"https://huggingface.co/{REPO}/tree/main", "--name", "some", "--ttl", "10m", **away)
     assert done.returncode == 0, done.stderr
     assert f"{REPO} is here: 24.0 MiB in {_snapshot(home)}" in done.stdout
     assert "added `some` (24.0 MiB, fp16, context 4096)" in done.stdout
@@ -59,17 +59,17 @@ def test_pull_fetches_a_model_and_adds_it(omlxd_here: Omlxd, home: Path, hub: Fa
     assert "README.md" not in hub.downloads
 
     hub.downloads.clear()
-    again = omlxd_here("pull", REPO, **away)
+    again = omlxd("pull", REPO, **away)
     assert (again.returncode, hub.downloads) == (0, [])
     assert f"{REPO} is here already" in again.stdout
-    assert REPO in omlxd_here("find", **away).stdout
+    assert REPO in omlxd("find", **away).stdout
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(
-    omlxd_here: Omlxd, home: Path, served: Path, hub: FakeHub, away: dict[str, str]
+    omlxd: Omlxd, home: Path, served: Path, hub: FakeHub, away: dict[str, str]
 ) -> None:
     hub.break_after, hub.breaks = 12 * MIB, 1  # the client writes 10 MiB at a time
-    done = omlxd_here("pull", REPO, **away)
+    done = omlxd("pull", REPO, **away)
     assert done.returncode == 0, done.stderr
     assert hub.ranges == [None, f"bytes={10 * MIB}-"]
     fetched = next(_snapshot(home).glob("*/model.safetensors"))
@@ -87,7 +87,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
 )
 def test_what_the_hub_refuses_is_told_with_the_way_out(
-    omlxd_here: Omlxd,
+    omlxd: Omlxd,
     home: Path,
     hub: FakeHub,
     away: dict[str, str],
@@ -97,7 +97,7 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(
     hint: str,
 ) -> None:
     hub.refuse = refuse
-    done = omlxd_here("pull", REPO, "--name", "some", **away)
+    done = omlxd("pull", REPO, "--name", "some", **away)
     assert (done.returncode, done.stdout) == (status, "")
     assert message in done.stderr
     assert f"hint: {hint}" in done.stderr or hint in done.stderr.partition("hint: ")[2]
@@ -105,42 +105,40 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(
     assert not (home / "omlxd.toml").exists()
 
 
-def test_offline_and_without_a_network_it_says_so(
-    omlxd: Omlxd, omlxd_here: Omlxd, away: dict[str, str], hub: FakeHub
-) -> None:
-    offline = omlxd("pull", REPO, **away, HF_HUB_OFFLINE="1")
+def test_offline_and_without_a_network_it_says_so(omlxd_process: Omlxd, away: dict[str, str], hub: FakeHub) -> None:
+    offline = omlxd_process("pull", REPO, **away, HF_HUB_OFFLINE="1")
     assert offline.returncode == 1
     assert "`HF_HUB_OFFLINE` forbids" in offline.stderr
-    nobody = omlxd_here("pull", REPO, **away | {"HF_ENDPOINT": "http://127.0.0.1:9"})
+    nobody = omlxd_process("pull", REPO, **away | {"HF_ENDPOINT": "http://127.0.0.1:9"})
     assert nobody.returncode == 1
     assert "error: http://127.0.0.1:9 could not be reached" in nobody.stderr
     assert "hint: check the network" in nobody.stderr
 
 
 def test_what_cannot_run_is_refused_before_its_weights_come(
-    omlxd_here: Omlxd, home: Path, served: Path, hub: FakeHub, away: dict[str, str]
+    omlxd: Omlxd, home: Path, served: Path, hub: FakeHub, away: dict[str, str]
 ) -> None:
     (home / "omlxd.toml").write_text('[daemon]\nmax_memory = "2M"\n')
-    too_large = omlxd_here("pull", REPO, **away)
+    too_large = omlxd("pull", REPO, **away)
     assert too_large.returncode == 5
     assert "take 24.0 MiB, the limit is 2.00 MiB (max_memory)" in too_large.stderr
     config = json.loads((served / "config.json").read_text())
     (served / "config.json").write_text(json.dumps(config | {"model_type": "telepathy"}))
-    unknown = omlxd_here("pull", REPO, "--force", **away)
+    unknown = omlxd("pull", REPO, "--force", **away)
     assert unknown.returncode == 1
     assert "model type `telepathy`" in unknown.stderr
     assert hub.ranges == []
 
 
 @pytest.mark.parametrize("repo", ["model", "org/", "../etc", "org/na me", "https://huggingface.co/"])
-def test_what_names_no_repository_is_a_usage_error(omlxd_here: Omlxd, repo: str) -> None:
-    done = omlxd_here("pull", repo)
+def test_what_names_no_repository_is_a_usage_error(omlxd: Omlxd, repo: str) -> None:
+    done = omlxd("pull", repo)
     assert done.returncode == 2
     assert "is not the name of a model on the hub" in done.stderr
 
 
 def test_ctrl_c_ends_a_download_at_once_and_the_next_one_goes_on(
-    home: Path, hub: FakeHub, away: dict[str, str], environment: dict[str, str], omlxd_here: Omlxd
+    home: Path, hub: FakeHub, away: dict[str, str], environment: dict[str, str], omlxd: Omlxd
 ) -> None:
     hub.break_after = MIB
     with subprocess.Popen(
@@ -160,6 +158,6 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_one_goes_on(
     assert list(home.glob("hf/hub/models--*/blobs/*.incomplete")) == []
     hub.break_after = None
     hub.downloads.clear()
-    assert omlxd_here("pull", REPO, **away).returncode == 0
+    assert omlxd("pull", REPO, **away).returncode == 0
     assert "config.json" not in hub.downloads
     assert "model.safetensors" in hub.downloads

@@ -17,7 +17,7 @@ from tests.cli.conftest import Omlxd
 
 
 @pytest.fixture
-def manifest(home: Path, omlxd: Omlxd, tiny_model: Callable[..., Path]) -> Iterator[Path]:
+def manifest(home: Path, omlxd_process: Omlxd, tiny_model: Callable[..., Path]) -> Iterator[Path]:
     """A manifest with two tiny models; whatever daemon the test starts ends with it."""
     path = home / "omlxd.toml"
     folder = tiny_model()
@@ -26,54 +26,54 @@ def manifest(home: Path, omlxd: Omlxd, tiny_model: Callable[..., Path]) -> Itera
     )
     yield path
     if is_held(home / "omlxd.lock"):
-        omlxd("stop", "--now")
+        omlxd_process("stop", "--now")
     assert not is_held(home / "omlxd.lock")
 
 
 @pytest.mark.mlx
-def test_a_first_session(omlxd: Omlxd, manifest: Path) -> None:
-    started = omlxd("start", "--max-memory", "512M")
+def test_a_first_session(omlxd_process: Omlxd, manifest: Path) -> None:
+    started = omlxd_process("start", "--max-memory", "512M")
     assert (started.returncode, started.stderr) == (0, "")
     assert started.stdout.startswith("omlxd is ready: pid ")
     assert "limit 512 MiB" in started.stdout
 
-    again = omlxd("start")
+    again = omlxd_process("start")
     assert again.returncode == 1
     assert "is already running" in again.stderr
 
-    answer = omlxd("run", "t", "hello", "--max-tokens", "8", "--json")
+    answer = omlxd_process("run", "t", "hello", "--max-tokens", "8", "--json")
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
     assert (found["model"], found["finish_reason"], found["generated_tokens"]) == ("tiny", "length", 8)
-    assert omlxd("run", "tiny", "hello", "--max-tokens", "8").stdout == found["text"] + "\n"
+    assert omlxd_process("run", "tiny", "hello", "--max-tokens", "8").stdout == found["text"] + "\n"
 
-    assert omlxd("load", "other", "--pin").stdout.startswith("loaded `other` in ")
-    assert {"tiny", "other", "loaded", "pinned"} <= set(omlxd("status").stdout.split())
-    status = json.loads(omlxd("status", "--json").stdout)
+    assert omlxd_process("load", "other", "--pin").stdout.startswith("loaded `other` in ")
+    assert {"tiny", "other", "loaded", "pinned"} <= set(omlxd_process("status").stdout.split())
+    status = json.loads(omlxd_process("status", "--json").stdout)
     assert [model["state"] for model in status["models"]] == ["loaded", "loaded"]
 
-    refused = omlxd("limit", "500K")
+    refused = omlxd_process("limit", "500K")
     assert (refused.returncode, refused.stdout) == (5, "")
-    lowered = omlxd("limit", "1500K")
+    lowered = omlxd_process("limit", "1500K")
     assert (lowered.returncode, lowered.stderr) == (0, "unloaded `tiny`\n")
-    assert lowered.stdout.startswith("limit 1.46 MiB (max_memory)")
-    assert "unloaded `tiny`" in omlxd("logs").stdout
+    assert lowered.stdout.startswith("limit 1.46 MiB (omlxd limit)")
+    assert "unloaded `tiny`" in omlxd_process("logs").stdout
 
-    assert omlxd("run", "tyni", "hello").returncode == 4
-    assert omlxd("unload", "other").stdout.startswith("unloaded `other` (")
-    stopped = omlxd("stop")
+    assert omlxd_process("run", "tyni", "hello").returncode == 4
+    assert omlxd_process("unload", "other").stdout.startswith("unloaded `other` (")
+    stopped = omlxd_process("stop")
     assert (stopped.returncode, stopped.stderr) == (0, "")
-    assert omlxd("status").returncode == 3
+    assert omlxd_process("status").returncode == 3
 
 
 @pytest.mark.mlx
 @pytest.mark.slow
 def test_why_says_who_evicted_a_model_for_whom_and_events_go_on_also_after_a_kill_and_a_restart(
-    omlxd: Omlxd, home: Path, manifest: Path, environment: dict[str, str]
+    omlxd_process: Omlxd, home: Path, manifest: Path, environment: dict[str, str]
 ) -> None:
     text = manifest.read_text()
     manifest.write_text(f'[daemon]\nmax_memory = "2M"\n{text}')  # room for one of the two
-    assert omlxd("start").returncode == 0
+    assert omlxd_process("start").returncode == 0
     with subprocess.Popen(
         [sys.executable, "-m", "omlxd", "events", "--json", "-n", "1000"],
         env=environment,
@@ -83,17 +83,17 @@ def test_why_says_who_evicted_a_model_for_whom_and_events_go_on_also_after_a_kil
     ) as events:
         assert events.stdout is not None
         names = [json.loads(events.stdout.readline())["event"]]
-        assert omlxd("run", "tiny", "hello", "--max-tokens", "4").returncode == 0
-        assert omlxd("run", "other", "hello", "--max-tokens", "4").returncode == 0
+        assert omlxd_process("run", "tiny", "hello", "--max-tokens", "4").returncode == 0
+        assert omlxd_process("run", "other", "hello", "--max-tokens", "4").returncode == 0
 
-        said = " ".join(omlxd("why", "tiny").stdout.split())
+        said = " ".join(omlxd_process("why", "tiny").stdout.split())
         assert said.startswith("`tiny` is not loaded: it was unloaded at ")
         assert "by d1 to make room for `other`, for r2" in said
         assert "chosen: idle and least recently used" in said
         assert "no request was ended" in said
 
         os.kill(int((home / "omlxd.lock").read_text()), signal.SIGKILL)
-        assert omlxd("start").returncode == 0
+        assert omlxd_process("start").returncode == 0
         while names.count("daemon_ready") < 2:
             names.append(json.loads(events.stdout.readline())["event"])
         events.terminate()
@@ -101,35 +101,37 @@ def test_why_says_who_evicted_a_model_for_whom_and_events_go_on_also_after_a_kil
     assert names[0] == "daemon_starting"
     assert names[names.index("gap") + 1] == "daemon_starting"
 
-    again = " ".join(omlxd("why", "tiny").stdout.split())
+    again = " ".join(omlxd_process("why", "tiny").stdout.split())
     assert again.startswith("`tiny` has not been loaded since the daemon started at ")
     assert "ended without a word" in again
     assert "by d1 to make room for `other`, for r2" in again
-    assert "to `other` ended well" in omlxd("why", "r2").stdout
+    assert "to `other` ended well" in omlxd_process("why", "r2").stdout
 
 
 @pytest.mark.mlx
-def test_restart_is_another_process(omlxd: Omlxd, manifest: Path) -> None:
-    omlxd("start")
-    first = json.loads(omlxd("status", "--json").stdout)["pid"]
-    done = omlxd("restart", "--now", "--max-memory", "1G")
+def test_restart_is_another_process(omlxd_process: Omlxd, manifest: Path) -> None:
+    omlxd_process("start")
+    first = json.loads(omlxd_process("status", "--json").stdout)["pid"]
+    done = omlxd_process("restart", "--now", "--max-memory", "1G")
     assert "limit 1.00 GiB" in done.stdout
-    assert json.loads(omlxd("status", "--json").stdout)["pid"] != first
+    assert json.loads(omlxd_process("status", "--json").stdout)["pid"] != first
 
 
-def test_a_bad_manifest_is_told_by_start_with_all_its_problems(omlxd: Omlxd, manifest: Path) -> None:
+def test_a_bad_manifest_is_told_by_start_with_all_its_problems(omlxd_process: Omlxd, manifest: Path) -> None:
     manifest.write_text('[daemon]\nmax_memroy = "8G"\n[models.a]\npin = 3\n')
-    done = omlxd("start")
+    done = omlxd_process("start")
     assert (done.returncode, done.stdout) == (78, "")
     assert "max_memroy" in done.stderr
     assert "models.a" in done.stderr
 
 
-def test_the_demo_without_mlx_says_what_to_install(omlxd: Omlxd, home: Path, environment: dict[str, str]) -> None:
+def test_the_demo_without_mlx_says_what_to_install(
+    omlxd_process: Omlxd, home: Path, environment: dict[str, str]
+) -> None:
     (home / "shadow" / "mlx").mkdir(parents=True)
     (home / "shadow" / "mlx" / "__init__.py").touch()
     path = os.pathsep.join(filter(None, [str(home / "shadow"), environment.get("PYTHONPATH")]))
-    done = omlxd("demo", PYTHONPATH=path)
+    done = omlxd_process("demo", PYTHONPATH=path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: MLX cannot be imported")
     assert "pip install 'omlxd[cpu]'" in done.stderr
@@ -148,8 +150,8 @@ def demo_home(home: Path, smollm2_path: Path) -> Path:
 @pytest.mark.mlx
 @pytest.mark.slow
 @pytest.mark.real_model
-def test_the_demo_shows_a_real_eviction_and_leaves_nothing_behind(omlxd: Omlxd, demo_home: Path) -> None:
-    done = omlxd("demo", HF_HUB_OFFLINE="1")
+def test_the_demo_shows_a_real_eviction_and_leaves_nothing_behind(omlxd_process: Omlxd, demo_home: Path) -> None:
+    done = omlxd_process("demo", HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Paris" in done.stdout
     assert "unloaded `tiny-a` (" in done.stdout

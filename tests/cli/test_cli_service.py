@@ -100,6 +100,14 @@ def test_from_install_to_uninstall(machine: Machine) -> None:
     assert restarted.stdout.startswith(f"omlxd is ready: pid {again['pid']}")
     assert again["pid"] != found["pid"]
 
+    (machine.omlxd_home / "state.toml.new").mkdir()  # in the way of each write of the state
+    assert "in force, but not saved" in machine.call("limit", "48M").stderr
+    assert machine.call("restart").returncode == 75
+    forced = machine.call("restart", "--force")
+    assert "limit 48.0 MiB" in forced.stdout
+    assert "in force, but not saved" in forced.stderr
+    assert json.loads(machine.service("status", "--json").stdout)["state"] == "running"
+
     assert machine.service("stop").returncode == 0
     assert holder_of(machine.omlxd_home / "omlxd.lock") is None
     unit = machine.unit

@@ -35,7 +35,7 @@ async def test_a_parked_answer_goes_on_in_its_form_as_if_nothing_had_been(tiny_m
         async for chunk in generation:
             text += chunk.text
             if generation.parks < 3 and generation.generated_tokens >= 20 * (generation.parks + 1):
-                await pool.park(generation.id, "a test asks for it")
+                await pool.levers.park(generation.id, "a test asks for it")
         assert generation.parks >= 1
         assert (text, generation.finish_reason) == (alone, FinishReason.STOP)
         assert len(json.loads(text)) == 30

@@ -219,17 +219,20 @@ async def test_a_lower_limit_evicts_before_it_answers(tmp_path: Path) -> None:
 
 
 async def test_a_limit_outlives_the_daemon_until_the_manifest_changes_and_a_flag_beats_both(tmp_path: Path) -> None:
-    async def soft_mib(daemon: RunningDaemon) -> float:
-        return (await daemon.control("GET", "status"))["memory"]["soft_limit"] / MIB
+    async def soft(daemon: RunningDaemon) -> tuple[float, str]:
+        memory = (await daemon.control("GET", "status"))["memory"]
+        return memory["soft_limit"] / MIB, memory["limit_origin"]
 
     async with running(tmp_path, TWO) as daemon:
-        await daemon.control("PATCH", "limits", {"max_memory": "70M"})
+        assert await soft(daemon) == (100, "manifest")
+        answer = await daemon.control("PATCH", "limits", {"max_memory": "70M"})
+        assert answer["memory"]["limit_origin"] == "limit"
     async with running(tmp_path, TWO) as daemon:
-        assert await soft_mib(daemon) == 70
+        assert await soft(daemon) == (70, "limit")
     async with running(tmp_path, TWO, max_memory="60M") as daemon:
-        assert await soft_mib(daemon) == 60
+        assert await soft(daemon) == (60, "command_line")
     async with running(tmp_path, TWO, daemon={"max_memory": "90M"}) as daemon:
-        assert await soft_mib(daemon) == 90
+        assert await soft(daemon) == (90, "manifest")
 
 
 async def test_no_limit_is_a_limit_of_zero(tmp_path: Path) -> None:

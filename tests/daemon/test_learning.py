@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omlxd.core.learned_costs import LearnedCosts
-from omlxd.daemon.state_file import parse_state
+from omlxd.daemon.state_text import parse_state
 from omlxd.engine.orders import MIB
 from tests.fakes.daemon import CONFIG, RunningDaemon, manifest, running
 from tests.fakes.engine import FakeEngine

@@ -124,7 +124,7 @@ async def test_one_that_a_user_unloads_while_it_gives_way_ends_for_good() -> Non
         while not scene.engine.active_bytes:
             await turns()
             scene.engine.step()
-        postponed = asyncio.create_task(pool.postpone_load("a", cancelled("a", "memory is short")))
+        postponed = asyncio.create_task(pool.levers.postpone_load("a", cancelled("a", "memory is short")))
         await turns()
         unloaded = asyncio.create_task(pool.unload("a"))
         await turns()
@@ -141,7 +141,7 @@ async def test_one_that_the_engine_has_not_seen_yet_is_tried_again_too() -> None
     async with scene.pool as pool:
         asked = asyncio.create_task(pool.load("a"))
         await until(lambda: pool.entries["a"].state is EntryState.LOADING)
-        assert await pool.postpone_load("a", cancelled("a", "memory is short"))
+        assert await pool.levers.postpone_load("a", cancelled("a", "memory is short"))
         await asyncio.sleep(1.1)
         while not asked.done():
             scene.engine.step()

@@ -10,15 +10,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omlxd.core.errors import ManifestInvalid, NotPermitted, OmlxError
 from omlxd.core.manifest import ApiSettings, DaemonSettings, Manifest, ModelSettings
 from omlxd.core.manifest_template import default_manifest_text
 from omlxd.core.memory import Policy
-from omlxd.daemon.manifest_file import MAX_MANIFEST_BYTES, check_models, parse_manifest, read_manifest
+from omlxd.daemon.manifest_file import parse_manifest, read_manifest
 from omlxd.daemon.manifest_schema import ApiTable, DaemonTable, ModelTable
+from omlxd.daemon.manifest_source import MAX_MANIFEST_BYTES
+from omlxd.daemon.model_check import check_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -320,6 +322,7 @@ TABLES = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(TABLES)
 def test_values_of_any_type_under_any_key_are_a_manifest_or_problems(tables: dict[str, object]) -> None:
     problems: tuple[str, ...] = ()

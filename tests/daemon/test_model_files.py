@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from omlxd.core.errors import LoadFailed, NotPermitted, OmlxError
 from omlxd.core.estimate import weights_bytes
 from omlxd.core.manifest import ModelSettings
-from omlxd.daemon.manifest_file import check_models, parse_manifest
+from omlxd.daemon.manifest_file import parse_manifest
+from omlxd.daemon.model_check import check_models
 from omlxd.daemon.model_files import folder_fingerprint, hub_cache, model_folder, read_model_folder
 from omlxd.daemon.model_support import architectures_in
 
@@ -339,6 +340,13 @@ def test_the_fingerprint_changes_with_any_file_and_only_then(folder: Path) -> No
     touched = folder_fingerprint(folder)
     (folder / "added").write_text("")
     assert len({first, touched, folder_fingerprint(folder), folder_fingerprint(folder / "none")}) == 4
+
+
+def test_a_file_put_back_with_its_old_time_is_another_file(folder: Path) -> None:
+    first = folder_fingerprint(folder)
+    shutil.copy2(folder / WEIGHT_FILE, folder / "copy")
+    (folder / "copy").replace(folder / WEIGHT_FILE)
+    assert folder_fingerprint(folder) != first
 
 
 @given(

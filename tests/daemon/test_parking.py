@@ -47,8 +47,20 @@ def guarded(scene: Scene, max_mib: float = 500, **options: Any) -> None:
 
 
 async def parked(pool: EnginePool, generation: Generation) -> None:
-    assert await pool.park(generation.id, "a test asks for it")
+    assert await pool.levers.park(generation.id, "a test asks for it")
     assert generation.state is RequestState.PARKED
+
+
+async def parked_for_now(scene: Scene, generation: Generation) -> None:
+    """Parked, and kept from coming back until `unblock`."""
+    await blocked(scene)
+    await parked(scene.pool, generation)
+
+
+async def evict(pool: EnginePool, decision: str | None = None) -> None:
+    """Somebody needs the memory of the model `a`."""
+    async with pool.lock:
+        await pool.levers.evict("a", aborted("a", "somebody needs its memory", decision))
 
 
 @on_virtual_time
@@ -59,8 +71,7 @@ async def test_a_parked_request_frees_its_memory_and_its_caller_sees_a_pause_onl
         generation = start(pool, "a", 300, max_tokens=50)
         await until(lambda: generation.generated_tokens > 5)
         promised_bytes = pool.ledger.committed_bytes
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         had = generation.generated_tokens
         assert scene.engine.active_bytes == pool.ledger.committed_bytes == 100 * MIB
         assert (generation.prefilled_tokens, generation.generated) == (0, list(range(had)))
@@ -87,7 +98,7 @@ async def test_tokens_that_are_on_their_way_when_it_is_parked_are_told_and_kept(
         while generation.generated_tokens < 3:
             scene.engine.step()
             await turns()
-        parking = asyncio.create_task(pool.park(generation.id, "a test asks for it"))
+        parking = asyncio.create_task(pool.levers.park(generation.id, "a test asks for it"))
         scene.engine._post, post = None, scene.engine._post  # what the engine says now arrives later
         scene.engine.step()
         assert generation.generated_tokens == 3
@@ -113,7 +124,7 @@ async def test_one_that_finishes_while_it_is_being_parked_has_finished() -> None
             scene.engine.step()
             await turns()
         scene.engine.step()  # its last token, which the loop has not heard of
-        assert not await pool.park(generation.id, "too late")
+        assert not await pool.levers.park(generation.id, "too late")
         assert await generation.text() == words(4)
         assert scene.named(EventName.REQUEST_PARKED) == []
 
@@ -124,12 +135,11 @@ async def test_what_the_engine_does_not_have_is_not_parked() -> None:
     async with scene.pool as pool:
         guarded(scene)
         generation = start(pool, "a", 300)
-        assert not await pool.park(generation.id, "it waits for its model")
+        assert not await pool.levers.park(generation.id, "it waits for its model")
         await until_decoding(generation)
-        await blocked(scene)
-        await parked(pool, generation)
-        assert not await pool.park(generation.id, "again")
-        assert not await pool.park("r99", "there is none")
+        await parked_for_now(scene, generation)
+        assert not await pool.levers.park(generation.id, "again")
+        assert not await pool.levers.park("r99", "there is none")
         assert generation.parks == 1
 
 
@@ -143,7 +153,7 @@ async def test_a_parked_request_comes_back_before_younger_ones_of_its_model() ->
         await blocked(scene)
         young = start(pool, "a", 10, max_tokens=5)
         await turns()
-        parking = asyncio.create_task(pool.park(old.id, "a test asks for it"))
+        parking = asyncio.create_task(pool.levers.park(old.id, "a test asks for it"))
         younger = start(pool, "a", 10, max_tokens=5)
         assert await parking
         unblock(scene)
@@ -160,8 +170,7 @@ async def test_one_parked_in_its_prompt_begins_its_prompt_again() -> None:
         guarded(scene)
         generation = start(pool, "a", 2000, max_tokens=5)
         await until(lambda: generation.prefilled_tokens >= 512)
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         assert generation.prefilled_tokens == 0
         unblock(scene)
         assert await generation.text() == words(5)
@@ -193,8 +202,7 @@ async def test_one_that_can_never_go_on_ends_well_with_the_text_it_has() -> None
         enforcer.start()
         generation = start(pool, "a", 1500, max_tokens=500)
         await until(lambda: generation.generated_tokens > 10)
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         had = generation.generated_tokens
         enforcer.max_bytes = 150 * MIB
         generation.ran_under = pool.limits  # as if it had outgrown these
@@ -214,8 +222,7 @@ async def test_one_that_can_never_go_on_and_has_no_text_is_refused_like_a_new_on
         enforcer.start()
         generation = start(pool, "a", 1500)
         await until(lambda: generation.prefilled_tokens > 0)
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         enforcer.max_bytes = 150 * MIB
         generation.ran_under = pool.limits  # as if it had outgrown these
         unblock(scene)
@@ -230,8 +237,7 @@ async def test_after_the_park_deadline_it_ends_well_with_the_text_it_has() -> No
         guarded(scene)
         generation = start(pool, "a", 300, max_tokens=500)
         await until(lambda: generation.generated_tokens > 10)
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         had, parked_s = generation.generated_tokens, scene.clock()
         assert await generation.text() == words(had)
         assert scene.clock() - parked_s == pytest.approx(40.0)
@@ -249,8 +255,7 @@ async def test_after_the_park_deadline_one_without_text_ends_in_busy() -> None:
         guarded(scene)
         generation = start(pool, "a", 1500)
         await until(lambda: generation.prefilled_tokens > 0)
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         with pytest.raises(Busy, match="`park_deadline`"):
             await generation.text()
 
@@ -286,7 +291,7 @@ async def test_one_that_is_aborted_while_it_is_being_parked_is_not_parked() -> N
         guarded(scene)
         generation = start(pool, "a", 300)
         await until_decoding(generation)
-        parking = asyncio.create_task(pool.park(generation.id, "a test asks for it"))
+        parking = asyncio.create_task(pool.levers.park(generation.id, "a test asks for it"))
         await asyncio.sleep(0)
         assert pool.abort(generation.id, "its client went away")
         assert not await parking
@@ -303,8 +308,7 @@ async def test_a_daemon_that_drains_still_serves_what_is_parked() -> None:
         guarded(scene)
         generation = start(pool, "a", 300, max_tokens=50)
         await until_decoding(generation)
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         pool.stop_admitting()
         draining = asyncio.create_task(pool.drain(60.0))
         await asyncio.sleep(1.0)
@@ -321,8 +325,7 @@ async def test_unload_now_ends_what_is_parked_and_a_plain_unload_serves_it() -> 
         for now in (True, False):
             generation = start(pool, "a", 300, max_tokens=50)
             await until_decoding(generation)
-            await blocked(scene)
-            await parked(pool, generation)
+            await parked_for_now(scene, generation)
             unloading = asyncio.create_task(pool.unload("a", now=now))
             await turns()
             unblock(scene)
@@ -342,8 +345,7 @@ async def test_evicted_under_graceful_its_requests_are_parked_and_load_it_again(
         guarded(scene)
         generation = start(pool, "a", 300, max_tokens=50)
         await until_decoding(generation)
-        async with pool.lock:
-            await pool.evict("a", aborted("a", "somebody needs its memory", pool.decisions.begin()))
+        await evict(pool, pool.decisions.begin())
         assert generation.state is RequestState.PARKED
         assert await generation.text() == words(50)
         assert len(scene.named(EventName.LOAD_FINISHED)) == 2
@@ -358,8 +360,7 @@ async def test_r6_evicted_under_reference_what_has_begun_ends() -> None:
         scene.enforcer(500, policy=Policy.REFERENCE).start()
         generation = start(pool, "a", 300, max_tokens=50)
         await until_decoding(generation)
-        async with pool.lock:
-            await pool.evict("a", aborted("a", "somebody needs its memory"))
+        await evict(pool)
         with pytest.raises(RequestAborted):
             await generation.text()
 
@@ -372,7 +373,7 @@ async def test_a_parked_request_waits_on_when_the_load_of_its_model_finds_everyb
         generation = start(pool, "a", 10, max_tokens=50)
         await until_decoding(generation)
         async with pool.lock:
-            await pool.evict("a", aborted("a", "somebody needs its memory"))
+            await pool.levers.evict("a", aborted("a", "somebody needs its memory"))
             pool.ledger.reserve_weights("b", 200 * MIB)
         await asyncio.sleep(30.0)
         assert generation.state is RequestState.PARKED
@@ -389,10 +390,9 @@ async def test_a_parked_request_asks_again_when_the_load_of_its_model_had_to_mak
         generation = start(pool, "a", 10, max_tokens=50)
         await until_decoding(generation)
         for decision in ("d1", None):
-            async with pool.lock:
-                await pool.evict("a", aborted("a", "somebody needs its memory"))
+            await evict(pool)
             await until(lambda: scene.states == {"a": "loading"})
-            await pool.cancel_load("a", cancelled("a", "somebody needs its memory", decision))
+            await pool.levers.cancel_load("a", cancelled("a", "somebody needs its memory", decision))
             if decision is not None:
                 await until(lambda: generation.state is RequestState.DECODE)
         with pytest.raises(LoadCancelled):
@@ -410,8 +410,7 @@ async def test_the_snapshot_names_what_runs_oldest_first_and_status_what_is_park
         frees_bytes = pool.ledger.frees_bytes("a")
         assert entry.requests == tuple(RequestSnapshot(f"r{at}", at, frees_bytes[f"r{at}"]) for at in (1, 2, 3))
         assert frees_bytes["r2"] > frees_bytes["r1"] == frees_bytes["r3"] > 0  # rows are as long as the longest
-        await blocked(scene)
-        await parked(pool, second)
+        await parked_for_now(scene, second)
         (entry,) = pool.snapshot(scene.engine.read()).entries
         assert [each.request for each in entry.requests] == ["r1", "r3"]
         assert (entry.running, entry.waiting, entry.leases) == (2, 1, 3)
@@ -436,8 +435,7 @@ async def test_speed_does_not_count_the_pause() -> None:
         generation = start(pool, "a", 10, max_tokens=40)
         await until(lambda: generation.generated_tokens > 10)
         before = generation.tokens_per_s
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         await asyncio.sleep(100.0)
         unblock(scene)
         await generation.text()
@@ -508,8 +506,7 @@ async def test_who_ends_early_gets_what_was_held_back_too() -> None:
         scene.engine._codecs["a"] = HoldingCodec()
         generation = pool.generate("a", tokens=[1] * 300, max_tokens=500, stop="!")
         await until(lambda: generation.generated_tokens > 10)
-        await blocked(scene)
-        await parked(pool, generation)
+        await parked_for_now(scene, generation)
         had = generation.generated_tokens
         assert await generation.text() == f"{words(had)}and {had} held back!"
         assert generation.generated_tokens == had

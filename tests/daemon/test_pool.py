@@ -301,6 +301,24 @@ async def test_a_load_that_failed_on_files_in_change_is_not_held_against_those_t
 
 
 @on_virtual_time
+async def test_files_put_right_at_the_moment_of_a_failure_are_not_blamed_for_it() -> None:
+    scene = Scene({"chat": 100})
+    scene.engine.load_errors["chat"] = ValueError("cut in the middle")
+
+    def put_right(event: Event) -> None:
+        if event.event is EventName.LOAD_FAILED:
+            scene.folders.sizes["chat"] = 101  # before the pool looks at them again
+
+    async with scene.pool as pool:
+        scene.on_event = put_right
+        with pytest.raises(LoadFailed, match="cut in the middle"):
+            await pool.generate("chat", prompt="hi").text()
+        await asyncio.sleep(0.1)
+        del scene.engine.load_errors["chat"]
+        assert await pool.generate("chat", prompt="hi").text() == EIGHT
+
+
+@on_virtual_time
 async def test_an_explicit_load_tries_a_failed_model_again() -> None:
     scene = Scene({}, without_folder=("ghost",))
     async with scene.pool as pool:

@@ -164,7 +164,7 @@ class PoolMachine(RuleBasedStateMachine):
         for _ in range(count):
             if running := [generation for generation in self.requests if not generation.ended]:
                 chosen = data.draw(st.sampled_from(running))
-                self._spawn(self.pool.park(chosen.id, "a test asks for it"))
+                self._spawn(self.pool.levers.park(chosen.id, "a test asks for it"))
 
     @rule(data=st.data())
     def caller_goes_away(self, data: st.DataObject) -> None:

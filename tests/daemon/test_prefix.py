@@ -145,13 +145,13 @@ async def test_trimmed_ones_are_gone_when_the_call_returns_and_stay_small_for_a_
             await ask(pool, "a", seed).text()
         await turns()
         assert kept_mib(pool) == 150
-        await pool.trim_prefix_caches(60 * MIB)
+        await pool.levers.trim_prefix_caches(60 * MIB)
         assert scene.engine.active_bytes == 150 * MIB
         now_s = scene.clock()
         await ask(pool, "a", 4).text()
         assert kept_mib(pool) == 50
         assert scene.clock() < now_s + TRIMMED_FOR_S
-        await pool.trim_prefix_caches(-1)
+        await pool.levers.trim_prefix_caches(-1)
         assert scene.engine.active_bytes == 100 * MIB
 
 
@@ -162,7 +162,7 @@ async def test_they_may_grow_again_some_time_after_they_were_trimmed() -> None:
     scene = scene_of({"a": 100})
     async with scene.pool as pool:
         await pool.load("a")
-        await pool.trim_prefix_caches(0)
+        await pool.levers.trim_prefix_caches(0)
         await ask(pool, "a", 1).text()
         assert kept_mib(pool) == 0
         await asyncio.sleep(TRIMMED_FOR_S)

@@ -13,15 +13,9 @@ import pytest
 
 from omlxd.core.events import Event, EventName
 from omlxd.core.learned_costs import LearnedCosts
-from omlxd.daemon.state_file import (
-    LearnedSizes,
-    SavedLimit,
-    SavedPin,
-    SavedState,
-    StateFile,
-    parse_state,
-    render_state,
-)
+from omlxd.core.saved_state import LearnedSizes, SavedLimit, SavedPin, SavedState
+from omlxd.daemon.state_file import StateFile
+from omlxd.daemon.state_text import parse_state, render_state
 
 FULL = SavedState(
     limit=SavedLimit(max_memory="6G", manifest_max_memory="8G"),

@@ -14,6 +14,7 @@ from omlxd.core.errors import LoadCancelled, UnknownModel
 from omlxd.core.events import EventName
 from omlxd.core.manifest import ModelSettings
 from omlxd.daemon.refusals import aborted
+from omlxd.daemon.request import Generation
 from omlxd.daemon.succession import Succession
 from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, until, until_decoding
@@ -33,6 +34,12 @@ class Changing(Scene):
         made = {name: ModelSettings(name=name, path=f"/models/{folder}") for name, folder in models.items()}
         self.pool.roster.replace(made)
         self.succession.begin()
+
+    async def answering(self, max_tokens: int) -> Generation:
+        """An answer of `chat` that has begun."""
+        generation = self.pool.generate("chat", prompt="hi", max_tokens=max_tokens)
+        await until_decoding(generation)
+        return generation
 
     async def settled(self) -> None:
         async with asyncio.timeout(1000):
@@ -55,8 +62,7 @@ async def changing(*names: str, **options: Any) -> AsyncIterator[Changing]:
 async def test_a_removed_model_finishes_its_stream_however_long_and_goes() -> None:
     async with changing("chat", "other", answer_tokens=10_000, step_s=0.1) as scene:
         await scene.pool.load("other")
-        generation = scene.pool.generate("chat", prompt="hi", max_tokens=4000)
-        await until_decoding(generation)
+        generation = await scene.answering(max_tokens=4000)
         scene.manifest(other="other")
         with pytest.raises(UnknownModel):
             scene.pool.generate("chat", prompt="hi")
@@ -97,8 +103,7 @@ async def test_the_load_of_a_removed_model_that_no_request_wants_is_stopped() ->
 @on_virtual_time
 async def test_a_model_that_comes_back_before_it_is_gone_has_lost_nothing() -> None:
     async with changing("chat", answer_tokens=5000, step_s=0.01) as scene:
-        generation = scene.pool.generate("chat", prompt="hi", max_tokens=3000)
-        await until_decoding(generation)
+        generation = await scene.answering(max_tokens=3000)
         scene.manifest()
         await asyncio.sleep(1.0)
         scene.manifest(chat="chat")
@@ -138,8 +143,7 @@ async def test_a_changed_model_that_is_not_loaded_is_only_loaded_when_it_is_want
 @on_virtual_time
 async def test_a_changed_model_finishes_its_answers_and_keeps_nobody_waiting_meanwhile() -> None:
     async with changing("chat", "new", answer_tokens=10_000, step_s=0.01) as scene:
-        first = scene.pool.generate("chat", prompt="hi", max_tokens=500)
-        await until_decoding(first)
+        first = await scene.answering(max_tokens=500)
         scene.manifest(chat="new")
         second = scene.pool.generate("chat", prompt="hi", max_tokens=5)
         await second.wait_ended(1000)
@@ -152,8 +156,7 @@ async def test_a_changed_model_finishes_its_answers_and_keeps_nobody_waiting_mea
 @on_virtual_time
 async def test_a_changed_model_that_is_never_idle_serves_what_it_has_and_then_takes_the_new_weights() -> None:
     async with changing("chat", "new", answer_tokens=10**6, step_s=0.01) as scene:
-        old = scene.pool.generate("chat", prompt="hi", max_tokens=4000)
-        await until_decoding(old)
+        old = await scene.answering(max_tokens=4000)
         scene.manifest(chat="new")
         await asyncio.sleep(PATIENCE_S + 1)
         late = scene.pool.generate("chat", prompt="hi", max_tokens=5)
@@ -168,8 +171,7 @@ async def test_a_changed_model_that_is_never_idle_serves_what_it_has_and_then_ta
 @on_virtual_time
 async def test_a_request_that_waited_for_the_new_weights_is_read_by_the_new_tokenizer() -> None:
     async with changing("chat", "new", answer_tokens=10**6, step_s=0.01) as scene:
-        old = scene.pool.generate("chat", prompt="hi", max_tokens=4000)
-        await until_decoding(old)
+        await scene.answering(max_tokens=4000)
         scene.manifest(chat="new")
         await asyncio.sleep(PATIENCE_S + 1)
         before = scene.engine.codec("chat")
@@ -204,11 +206,10 @@ async def test_a_changed_model_whose_new_files_cannot_be_loaded_keeps_its_old_we
 @on_virtual_time
 async def test_an_answer_that_was_parked_goes_on_with_the_weights_it_began_with() -> None:
     async with changing("chat", "new", answer_tokens=10**6, step_s=0.01) as scene:
-        generation = scene.pool.generate("chat", prompt="hi", max_tokens=1000)
-        await until_decoding(generation)
+        generation = await scene.answering(max_tokens=1000)
         scene.manifest(chat="new")
         async with scene.pool.lock:
-            await scene.pool.evict("chat", aborted("chat", "its memory is needed"))
+            await scene.pool.levers.evict("chat", aborted("chat", "its memory is needed"))
         await generation.wait_ended(1000)
         await scene.settled()
         assert (generation.error, generation.generated_tokens, generation.parks) == (None, 1000, 1)
@@ -218,8 +219,7 @@ async def test_an_answer_that_was_parked_goes_on_with_the_weights_it_began_with(
 @on_virtual_time
 async def test_a_change_that_is_taken_back_changes_nothing() -> None:
     async with changing("chat", "new", answer_tokens=10**6, step_s=0.01) as scene:
-        generation = scene.pool.generate("chat", prompt="hi", max_tokens=1000)
-        await until_decoding(generation)
+        generation = await scene.answering(max_tokens=1000)
         scene.manifest(chat="new")
         await asyncio.sleep(1)
         scene.manifest(chat="chat")

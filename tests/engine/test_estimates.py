@@ -130,13 +130,13 @@ def _batch_of_four(model: Any, steps: int) -> tuple[int, int]:
     """What four rows of 513 tokens keep, and the most that their batch holds in passing over some more steps."""
     import mlx.core as mx
 
-    from omlxd.engine import mlxlm
+    from omlxd.engine import decode_lanes, kv_caches, mlxlm
 
     mlxlm.release_memory()
     weights, tokens = mx.get_active_memory(), [position * 7919 % 256 for position in range(512)]
-    batch, sampler = mlxlm.DecodeBatch(model, 4, 256), make_sampler(Sampling())
+    batch, sampler = decode_lanes.DecodeBatch(model, 4, 256), make_sampler(Sampling())
     for _ in range(4):
-        cache = mlxlm.make_cache(model)
+        cache = kv_caches.make_cache(model)
         for start in (0, 256):
             mlxlm.prefill_chunk(model, cache, tokens[start : start + 256])
         batch.insert([5], sampler, cache, tokens)
@@ -202,11 +202,11 @@ def _worst(model: Any, shape: ModelShape, chunk: int, context: int) -> Measured:
 def _run(model: Any, chunk: int, context: int) -> Measured:
     import mlx.core as mx
 
-    from omlxd.engine import mlxlm
+    from omlxd.engine import kv_caches, mlxlm
 
     mlxlm.release_memory()
     weights = mx.get_active_memory()
-    cache, tokens = mlxlm.make_cache(model), [position * 7919 % 256 for position in range(context)]
+    cache, tokens = kv_caches.make_cache(model), [position * 7919 % 256 for position in range(context)]
     for start in range(0, context - chunk, 256):
         mlxlm.prefill_chunk(model, cache, tokens[start : min(start + 256, context - chunk)])
     mlxlm.release_memory()

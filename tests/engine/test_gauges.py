@@ -14,19 +14,9 @@ from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.policy import decide
 from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
-from omlxd.engine import gauges as module
-from omlxd.engine.gauges import (
-    CACHE_CEILING_BYTES,
-    CPU_SLACK_BYTES,
-    CUDA_SLACK_BYTES,
-    SAMPLE_S,
-    SAMPLES,
-    SETTLE_S,
-    CudaBackend,
-    Gauges,
-    MetalBackend,
-    phys_footprint_of,
-)
+from omlxd.engine import backends
+from omlxd.engine.backends import CPU_SLACK_BYTES, CUDA_SLACK_BYTES, CudaBackend, MetalBackend, phys_footprint_of
+from omlxd.engine.gauges import CACHE_CEILING_BYTES, SAMPLE_S, SAMPLES, SETTLE_S, Gauges
 from omlxd.engine.orders import MIB, EngineLimits
 
 GIB = 1024 * MIB
@@ -233,18 +223,18 @@ def test_an_mlx_without_a_backend_is_refused_with_the_line_that_installs_one(
 ) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "__init__.py").touch()  # what `pip install mlx` alone leaves on Linux: no lib/libmlx.so
-    monkeypatch.setattr(module.sys, "platform", "linux")
-    monkeypatch.setattr(module, "_has", lambda name: False)
-    monkeypatch.setattr(module.sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(module.sys.modules, "mlx", raising=False)
+    monkeypatch.setattr(backends.sys, "platform", "linux")
+    monkeypatch.setattr(backends, "_has", lambda name: False)
+    monkeypatch.setattr(backends.sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(backends.sys.modules, "mlx", raising=False)
     with pytest.raises(StartFailed, match="without a backend") as refused:
-        module.detect_backend()
+        backends.detect_backend()
     assert "omlxd[cpu]" in str(refused.value.hint)
 
 
 def test_the_backend_follows_from_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.sys, "platform", "darwin")
-    assert module.detect_backend().name == "metal"
-    monkeypatch.setattr(module.sys, "platform", "linux")
-    monkeypatch.setattr(module, "_has", lambda name: name == "mlx-cuda-12")
-    assert module.detect_backend().name == "cuda"
+    monkeypatch.setattr(backends.sys, "platform", "darwin")
+    assert backends.detect_backend().name == "metal"
+    monkeypatch.setattr(backends.sys, "platform", "linux")
+    monkeypatch.setattr(backends, "_has", lambda name: name == "mlx-cuda-12")
+    assert backends.detect_backend().name == "cuda"

@@ -12,12 +12,12 @@ import pytest
 
 from omlxd.core.errors import Busy, DoesNotFit, EngineFailed, LoadFailed
 from omlxd.core.states import FinishReason
-from omlxd.engine import mishaps, mlxlm, sampling, unloading
+from omlxd.engine import decode_lanes, kv_caches, mishaps, mlxlm, sampling, unloading
 from omlxd.engine.events import Generated, LoadDone, LoadEnded, Prefilled, StepFailed, Unloaded
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.load_errors import explain
 from omlxd.engine.orders import LoadOrder, Sampling
-from omlxd.engine.resident import Running
+from omlxd.engine.running import Running
 from tests.engine.driver import Driver, generation
 
 pytestmark = pytest.mark.mlx
@@ -111,8 +111,8 @@ def test_a_batch_whose_step_raises_ends_and_neither_those_who_wait_beside_it_nor
     rest = rest_bytes(driver)
     error = RuntimeError("[malloc] Unable to allocate 17 bytes.")
     good = iter(range(20))
-    step = failing(mlxlm.DecodeBatch.step, error, when=lambda _: next(good, None) is None)
-    monkeypatch.setattr(mlxlm.DecodeBatch, "step", step)
+    step = failing(decode_lanes.DecodeBatch.step, error, when=lambda _: next(good, None) is None)
+    monkeypatch.setattr(decode_lanes.DecodeBatch, "step", step)
     driver.start(generation("a", "two", (5, 6, 7), 200), generation("b", "two", (5, 6, 7, 8), 200))
     driver.until(Generated, lambda event: event.request == "b")
     beside = [generation(name, "two", tokens, 40) for name, tokens in PROMPTS.items()]
@@ -147,8 +147,8 @@ def test_a_prompt_whose_step_raises_ends_alone_and_gives_its_memory_back(
 def test_a_request_that_gets_lost_on_the_way_into_the_batch_ends_with_an_error_too(
     driver: Driver, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave = failing(mlxlm.LoneDecode.leave, RuntimeError("gone"), when=lambda _: True)
-    monkeypatch.setattr(mlxlm.LoneDecode, "leave", leave)
+    leave = failing(decode_lanes.LoneDecode.leave, RuntimeError("gone"), when=lambda _: True)
+    monkeypatch.setattr(decode_lanes.LoneDecode, "leave", leave)
     driver.start(generation("lone", "m", (5, 6), 900))
     driver.until(Prefilled)
     driver.start(generation("second", "m", PROMPTS["z"], 40))
@@ -161,7 +161,7 @@ def test_an_abort_that_raises_is_one_all_the_same_and_costs_the_batch_and_nobody
     driver: Driver, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        mlxlm, "make_contiguous", failing(mlxlm.make_contiguous, RuntimeError("no memory"), when=lambda _: True)
+        kv_caches, "make_contiguous", failing(kv_caches.make_contiguous, RuntimeError("no memory"), when=lambda _: True)
     )
     driver.start(
         generation("goes", "m", PROMPTS["x"], 900),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omlxd.engine import mlxlm, patient_reading
+from omlxd.engine import decode_lanes, kv_caches, mlxlm, patient_reading
 from omlxd.engine.orders import Sampling
 from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread, reference
@@ -25,9 +25,9 @@ def test_the_batch_generator_takes_the_arguments_we_give_it() -> None:
     from mlx_lm.generate import BatchGenerator
 
     made = {"max_tokens", "completion_batch_size", "prefill_batch_size", "prefill_step_size"}
-    assert made <= parameters(BatchGenerator.__init__), "BatchGenerator(...) changed: see mlxlm.DecodeBatch"
+    assert made <= parameters(BatchGenerator.__init__), "BatchGenerator(...) changed: see decode_lanes.DecodeBatch"
     given = {"prompts", "max_tokens", "caches", "all_tokens", "samplers"}
-    assert given <= parameters(BatchGenerator.insert), "BatchGenerator.insert changed: see mlxlm.DecodeBatch.insert"
+    assert given <= parameters(BatchGenerator.insert), "BatchGenerator.insert changed: see DecodeBatch.insert"
     assert {"next", "remove", "close", "prompt_cache_nbytes"} <= set(dir(BatchGenerator))
 
 
@@ -84,10 +84,10 @@ def test_removed_rows_give_their_memory_back_at_once(tiny_model: Callable[..., P
         model, _ = mlxlm.load_lazy(tiny_model())
         mx.eval(mlxlm.every_array(model))
         weights = mx.get_active_memory()
-        batch = mlxlm.DecodeBatch(model, 8, 256)
+        batch = decode_lanes.DecodeBatch(model, 8, 256)
         uids = []
         for length in (1500, 20, 20, 20):
-            cache = mlxlm.make_cache(model)
+            cache = kv_caches.make_cache(model)
             mlxlm.prefill_chunk(model, cache, [7] * length)
             uids.append(batch.insert([5], make_sampler(Sampling()), cache, [7] * length))
             del cache
@@ -113,13 +113,13 @@ def test_a_lone_request_moves_into_a_batch_at_any_step(tiny_model: Callable[...,
 
     def work(at: int) -> list[int]:
         model, _ = mlxlm.load_lazy(path)
-        cache, sampler = mlxlm.make_cache(model), make_sampler(Sampling())
+        cache, sampler = kv_caches.make_cache(model), make_sampler(Sampling())
         mlxlm.prefill_chunk(model, cache, prompt[:-1])
-        lane = mlxlm.LoneDecode(model, cache, prompt[-1], sampler)
+        lane = decode_lanes.LoneDecode(model, cache, prompt[-1], sampler)
         out = [lane.step() for _ in range(at)]
         token, cache = lane.leave()
         out.append(token)
-        batch = mlxlm.DecodeBatch(model, 8, 256)
+        batch = decode_lanes.DecodeBatch(model, 8, 256)
         batch.insert([token], sampler, cache)
         while len(out) < 30:
             out += [token for _, token in batch.step()]
@@ -133,19 +133,19 @@ def test_a_lone_request_moves_into_a_batch_at_any_step(tiny_model: Callable[...,
 def test_caches_that_cannot_be_merged_are_known(tiny_model: Callable[..., Path]) -> None:
     from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
-    assert mlxlm.is_mergeable([KVCache(), RotatingKVCache(64), ArraysCache(2), CacheList(KVCache(), KVCache())])
+    assert kv_caches.is_mergeable([KVCache(), RotatingKVCache(64), ArraysCache(2), CacheList(KVCache(), KVCache())])
     for lone in (QuantizedKVCache(), ChunkedKVCache(64), CacheList(KVCache(), QuantizedKVCache())):
-        assert not mlxlm.is_mergeable([KVCache(), lone])
+        assert not kv_caches.is_mergeable([KVCache(), lone])
 
 
 def test_the_caches_we_copy_have_the_fields_we_touch() -> None:
     from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, can_trim_prompt_cache
 
     plain, window, state = KVCache(), RotatingKVCache(64), ArraysCache(2)
-    assert {"keys", "values", "offset"} <= vars(plain).keys(), "KVCache changed: see mlxlm.cut_room and own_copy"
+    assert {"keys", "values", "offset"} <= vars(plain).keys(), "KVCache changed: see kv_caches.cut_room and own_copy"
     assert {"keys", "values", "offset", "max_size", "keep", "_idx"} <= vars(window).keys(), "RotatingKVCache changed"
     assert KVCache.step == 256, "the ledger reserves blocks of 256"
-    assert not hasattr(state, "offset"), "a recurrent cache knows its position now: see mlxlm.holds_tokens"
+    assert not hasattr(state, "offset"), "a recurrent cache knows its position now: see kv_caches.holds_tokens"
     assert CacheList(plain, window).caches == (plain, window)
     assert can_trim_prompt_cache([plain, window])
     assert not can_trim_prompt_cache([plain, state])
@@ -161,7 +161,7 @@ def test_only_caches_that_we_know_how_to_copy_are_copied() -> None:
         for cache in caches:
             for inner in getattr(cache, "caches", [cache]):
                 inner.update_and_fetch(mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4)))
-        return [mlxlm.is_copyable([cache]) for cache in [*caches, QuantizedKVCache(), KVCache()]]
+        return [kv_caches.is_copyable([cache]) for cache in [*caches, QuantizedKVCache(), KVCache()]]
 
     assert on_mlx_thread(work) == [True, True, True, False, False, False]
 
@@ -171,10 +171,10 @@ def test_copies_share_memory_until_they_are_written_to(tiny_model: Callable[...,
         import mlx.core as mx
 
         model, _ = mlxlm.load_lazy(tiny_model())
-        cache = mlxlm.make_cache(model)
+        cache = kv_caches.make_cache(model)
         mlxlm.prefill_chunk(model, cache, [7] * 600)
         held = [mx.get_active_memory()]
-        copy = mlxlm.share_copy(cache)
+        copy = kv_caches.share_copy(cache)
         held.append(mx.get_active_memory())
         mlxlm.prefill_chunk(model, copy, [8] * 10)
         return held, [cache[0].offset, copy[0].offset]
@@ -187,7 +187,7 @@ def test_copies_share_memory_until_they_are_written_to(tiny_model: Callable[...,
 def test_a_row_is_extracted_with_every_token_that_was_returned_for_it(tiny_model: Callable[..., Path]) -> None:
     def work() -> list[tuple[int, int]]:
         model, _ = mlxlm.load_lazy(tiny_model())
-        batch, sampler = mlxlm.DecodeBatch(model, 8, 256), make_sampler(Sampling())
+        batch, sampler = decode_lanes.DecodeBatch(model, 8, 256), make_sampler(Sampling())
         lengths = dict.fromkeys((batch.insert([9, 30, 77, 12], sampler), batch.insert([5, 6], sampler)), 0)
         prompts = dict(zip(lengths, (4, 2), strict=True))
         for _ in range(5):

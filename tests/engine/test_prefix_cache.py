@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omlxd.core.states import FinishReason
-from omlxd.engine import mlxlm
+from omlxd.engine import kv_caches
 from omlxd.engine.events import Generated, Prefilled
 from omlxd.engine.orders import GenerationOrder
 from omlxd.engine.prefix_cache import PrefixCaches
@@ -188,7 +188,7 @@ def test_a_device_that_has_no_memory_for_a_copy_costs_what_is_kept_and_no_reques
 
     driver.load("m", tiny_model())
     driver.run(chat("r0", "m", 1))
-    monkeypatch.setattr(mlxlm, "is_cuttable", out_of_memory)
+    monkeypatch.setattr(kv_caches, "is_cuttable", out_of_memory)
     (_, end) = driver.run(chat("r1", "m", 2))["r1"]
     assert end is FinishReason.LENGTH
     assert not driver.engine.prefix_bytes()

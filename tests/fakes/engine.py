@@ -154,6 +154,7 @@ class FakeEngine:
         device_cap: what the device is said to allow.
 
     Attributes (a test may change them at any time):
+        step_s: as given.
         cache_bytes: freed buffers that are kept.
         leak_bytes: active memory that belongs to nobody.
         overhead_bytes: memory of the process that MLX does not see.
@@ -201,7 +202,7 @@ class FakeEngine:
         self.transitions: Transitions = {}
         self.reply_start = ANSWER
         self.closed = False
-        self._drive, self._step_s = drive, step_s
+        self._drive, self.step_s = drive, step_s
         self._kv_bytes_per_token, self._slice_bytes = kv_bytes_per_token, slice_bytes
         self._answer_tokens = answer_tokens
         self._codec, self._device_cap = FakeCodec(vocab_size, context_length), device_cap
@@ -348,8 +349,8 @@ class FakeEngine:
             if not self.step():
                 with self._wake:
                     self._wake.wait_for(self._called)
-            elif self._step_s:
-                threading.Event().wait(self._step_s)
+            elif self.step_s:
+                threading.Event().wait(self.step_s)
 
     def _called(self) -> bool:
         return self.closed or self._plan is not self._seen or (bool(self._rests) and not self.hold_rests)
@@ -358,8 +359,8 @@ class FakeEngine:
         if self._loop is None or self._scheduled or self.closed or self._loop.is_closed():
             return
         self._scheduled = True
-        if later and self._step_s:
-            self._loop.call_later(self._step_s, self._turn)
+        if later and self.step_s:
+            self._loop.call_later(self.step_s, self._turn)
         else:
             self._loop.call_soon(self._turn)
 
@@ -420,7 +421,7 @@ class FakeEngine:
         """One step of everything: a slice of the load, and a chunk or a token of each request."""
         if not self._has_work():
             return False
-        self._step_times.add(self._step_s)
+        self._step_times.add(self.step_s)
         if not self._started:
             self._started = True
             self._send(EngineStarted, "fake", self._reading())

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.bench.command_line import ask
 from tests.bench.machine import this_machine
 from tests.bench.scratch import Scratch
 from tests.faults.campaign import Campaign
-from tests.faults.runner import FAULTS, chosen, run
+from tests.faults.runner import FAULTS, run
 from tests.faults.tally import HEAD
 
 
 def main() -> int:
     """Run and print; 1 when something was lost, wrong or leaked."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description="The fault campaign of omlxd.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="one of those that --list names; all by default")
     parser.add_argument("--short", action="store_true", help="few times each, as in the test suite")
     parser.add_argument("--scale", type=float, default=1.0, metavar="F", help="F times as often as in full")
     parser.add_argument("--soak", type=float, default=20.0, metavar="MINUTES", help="how long the soak takes")
     parser.add_argument("--seed", type=int, default=1, help="of all random choices")
-    parser.add_argument("--list", action="store_true", help="say what there is")
-    arguments = parser.parse_args()
-    if arguments.list:
-        for fault in FAULTS:
-            print(f"{fault.name:<14}{fault.what}")
-        return 0
-    try:
-        faults = chosen(arguments.names)
-    except KeyError as unknown:
-        parser.error(f"there is no fault {unknown}; --list says what there is")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that daemons and models go, too
+    arguments, faults = ask(parser, FAULTS, "fault")
     print(this_machine())
     print(HEAD, flush=True)
     clean = True

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from omlxd.daemon.__main__ import main
-from omlxd.engine import executor, loader, mlxlm, resident, unloading
+from omlxd.engine import decode_lanes, executor, kv_caches, loader, mlxlm, resident, running, unloading
 
 SEAMS: dict[str, tuple[Any, str]] = {
-    "batch": (mlxlm.DecodeBatch, "step"),
-    "lone": (mlxlm.LoneDecode, "step"),
-    "joining": (mlxlm.LoneDecode, "leave"),
+    "batch": (decode_lanes.DecodeBatch, "step"),
+    "lone": (decode_lanes.LoneDecode, "step"),
+    "joining": (decode_lanes.LoneDecode, "leave"),
     "prefill": (mlxlm, "prefill_chunk"),
-    "token": (resident.Running, "accept"),
-    "leaving": (mlxlm, "make_contiguous"),
+    "token": (running.Running, "accept"),
+    "leaving": (kv_caches, "make_contiguous"),
     "load": (loader, "next_slice"),
     "unload": (unloading, "trim_heap"),
     "plan": (executor.PlanExecutor, "follow"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.faults import cycles, descriptors, disk, garbage, kills, manifests, steps, weights
@@ -42,10 +42,3 @@ def run(fault: Fault, campaign: Campaign) -> Iterator[Tally]:
         if campaign.short:
             campaign.check_base(last, at_last=True)
         yield last
-
-
-def chosen(names: Sequence[str]) -> list[Fault]:
-    """The faults of these names in the list's order, all when there are none; KeyError for an unknown one."""
-    by_name = {fault.name: fault for fault in FAULTS}
-    wanted = {by_name[name].name for name in names} or by_name.keys()
-    return [fault for fault in FAULTS if fault.name in wanted]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import tests.faults
+from tests.bench.command_line import chosen
 from tests.faults.campaign import Campaign
-from tests.faults.runner import FAULTS, chosen, run
+from tests.faults.runner import FAULTS, run
 from tests.faults.tally import HEAD, Tally
 
 pytestmark = [pytest.mark.faults, pytest.mark.mlx, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,7 +32,7 @@ def check(tallies: list[Tally]) -> None:
 
 
 def test_kill_9_at_any_moment_costs_what_was_under_way_and_nothing_else(campaign: Campaign) -> None:
-    check([tally for fault in chosen(["kills"]) for tally in run(fault, campaign)])
+    check([tally for fault in chosen(FAULTS, ["kills"]) for tally in run(fault, campaign)])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds a running process by prlimit(2)")
@@ -54,9 +55,3 @@ def test_a_tally_counts_and_gives_its_reasons() -> None:
     assert below == ["    a note", "    wrong: this", "    wrong: that"]
     assert Tally("something", times=1).clean
     assert not Tally("something").clean, "what never happened proves nothing"
-
-
-def test_faults_run_in_the_lists_order() -> None:
-    assert [fault.name for fault in chosen(["disk", "kills"])] == ["kills", "disk"]
-    with pytest.raises(KeyError):
-        chosen(["unknown"])

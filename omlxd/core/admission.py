@@ -17,6 +17,7 @@ from omlxd.core.room import candidates_of, missing_text, shortest_prefix
 from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
+from omlxd.core.wording import named
 
 CHUNKS: Final = (256, 128, 64, 32, 16)
 UNACCOUNTED_SLACK_BYTES: Final = 64 * 1024 * 1024
@@ -250,13 +251,13 @@ def _give_way(
         why = f"{need} needs {format_bytes(need_bytes)}, {format_bytes(shortage.short_bytes)} more than"
         why += f" {shortage.limit} leaves"
     if victims:
-        names = ", ".join(f"`{each.name}`" for each in victims)
+        names = named(each.name for each in victims)
         kind, why = AdmissionKind.EVICT, f"{why}; {names} {'is' if len(victims) == 1 else 'are'} idle"
     else:
         kind = AdmissionKind.WAIT
     blockers = tuple(each.name for each in snapshot.entries if _holds(each, ledger))
     if kind is AdmissionKind.WAIT:
-        names = ", ".join(f"`{name}`" for name in blockers)
+        names = named(blockers)
         why = f"{why}; it waits for {names}" if names else f"{why}, and nobody can give way"
     return Admission(
         kind,

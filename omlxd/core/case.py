@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from operator import attrgetter
 from typing import Final
 
@@ -13,7 +14,7 @@ from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot, Want
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
 
-_NAME, _BUSY, _USED = attrgetter("name"), attrgetter("busy"), attrgetter("last_used_s")
+_NAME, _BUSY, _USED = attrgetter("name"), attrgetter("busy"), attrgetter("last_used_s")  # faster than a lambda
 MAX_CANDIDATES: Final = 20  # of the models or requests considered, how many a decision names
 
 
@@ -104,8 +105,21 @@ def lru_key(entry: EntrySnapshot) -> tuple[float, bool, str]:
 
 
 def lru_order(entries: Iterable[EntrySnapshot]) -> list[EntrySnapshot]:
-    """As sorted by `lru_key`, in stable sorts of its parts: those compare at twice the speed of tuples."""
-    return sorted(sorted(sorted(entries, key=_NAME), key=_BUSY), key=_USED)
+    """As sorted by `lru_key`, in stable sorts of its parts: a third of the time, since ties are rare."""
+    order = list(entries)
+    if len(set(map(_USED, order))) < len(order):
+        order.sort(key=_NAME)
+        order.sort(key=_BUSY)
+    order.sort(key=_USED)
+    return order
+
+
+def lru_first(entries: Sequence[EntrySnapshot], count: int = MAX_CANDIDATES) -> list[EntrySnapshot]:
+    """The first `count` of `lru_order`, without sorting the others."""
+    if len(entries) <= count:
+        return lru_order(entries)
+    last_s = nsmallest(count, map(_USED, entries))[-1]
+    return lru_order([entry for entry in entries if entry.last_used_s <= last_s])[:count]
 
 
 def unused_for(entry: EntrySnapshot, now_s: float) -> str:

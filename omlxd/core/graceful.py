@@ -7,13 +7,13 @@ hard limit, when the alternative is that the process dies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from operator import itemgetter
-from typing import Final, NamedTuple
+from operator import attrgetter
+from typing import Final
 
-from omlxd.core.case import MAX_CANDIDATES, Case, Rung, lru_key, lru_order
+from omlxd.core.case import MAX_CANDIDATES, Case, Rung, lru_first, lru_order
 from omlxd.core.choice import necessary
 from omlxd.core.decision import AbortRequests, Decision, Outcome, Park, Unload
 from omlxd.core.rungs import (
@@ -42,7 +42,7 @@ def unload_waiting(case: Case) -> Decision | None:
     waiting = [each for each in case.loaded if each.waiting and not each.running and _only_waited_for(each)]
     if not waiting:
         return None
-    waiting.sort(key=lru_key)
+    waiting = lru_order(waiting)
     chosen = victims_of(case, waiting, case.short_bytes) or waiting[: len(case.loaded) - 1]
     victim = chosen[0]
     count = "its request waits" if victim.waiting == 1 else f"its {victim.waiting} requests wait"
@@ -61,20 +61,22 @@ def park(case: Case) -> Decision | None:
     running = _running(case.loaded)
     if not running:
         return None
-    oldest, order = running[0], _parking_order(case, running[1:])
+    oldest, whose = running[0], {request.request: entry for entry in case.loaded for request in entry.requests}
+    order = _parking_order(case, running[1:], whose)
     if order:
-        chosen = necessary(order, case.short_bytes, lambda stay: stay.frees_bytes) or order
+        chosen = necessary(order, case.short_bytes, _FREES) or order
         victim, why = chosen[0], _why_parked(chosen[0], order)
-    elif case.wanted is None and oldest.frees_bytes > 0 and not _is_futile(case, oldest):
+    elif case.wanted is None and oldest.frees_bytes > 0 and not _is_futile(case, oldest, whose):
         chosen, victim, why = [oldest], oldest, "the last one that runs, and does not fit alone"
     else:
         return None
+    model = whose[victim.request].name
     reason = (
-        f"{case.over_text}; request {victim.id} to `{victim.entry.name}` is parked and goes on when it"
+        f"{case.over_text}; request {victim.request} to `{model}` is parked and goes on when it"
         f" fits (it is {why}, and frees {format_bytes(victim.frees_bytes)})"
     )
-    candidates = _request_candidates(case, running, order, chosen, why)
-    return case.answer("park", Park(victim.entry.name, victim.id), reason, candidates=candidates)
+    candidates = _request_candidates(case, running, order, chosen, why, whose)
+    return case.answer("park", Park(model, victim.request), reason, candidates=candidates)
 
 
 def unload_last(case: Case) -> Decision | None:
@@ -110,7 +112,7 @@ def abort_over_hard(case: Case) -> Decision | None:
 
 def report(case: Case) -> Decision:
     """Rung 7, R9: nothing is left to do; say why."""
-    order = lru_order(case.loaded)[:MAX_CANDIDATES]
+    order = lru_first(case.loaded)
     candidates = tuple(
         Candidate(entry.name, False, _why_kept(entry), entry.weights_bytes, entry.last_used_s) for entry in order
     )
@@ -144,66 +146,49 @@ GRACEFUL: Final[tuple[Rung, ...]] = (
 )
 
 
-class _Stay(NamedTuple):
-    """A request in the engine, and whose it is."""
-
-    order: int
-    id: str
-    entry: EntrySnapshot
-    parks: int
-    frees_bytes: int
-
-
-_ORDER, _ID = itemgetter(0), itemgetter(1)
-_AGE = itemgetter(0, 1)
+_ORDER, _ID, _FREES = attrgetter("order"), attrgetter("request"), attrgetter("frees_bytes")
+_AGE = attrgetter("order", "request")
 """Older is smaller; a tie goes by name."""
 
 
-def _running(loaded: Sequence[EntrySnapshot]) -> list[_Stay]:
-    """All requests that the engine has, the oldest first."""
-    running = [
-        _Stay(request.order, request.request, entry, request.parks, request.frees_bytes)
-        for entry in loaded
-        for request in _promised(entry)
-    ]
-    running.sort(key=_ID)
-    running.sort(key=_ORDER)  # stable, and twice as fast as by both at once
+def _running(loaded: Sequence[EntrySnapshot]) -> list[RequestSnapshot]:
+    """All requests that the engine has, the oldest first, a tie by name."""
+    running = [request for entry in loaded for request in (_promised(entry) if entry.kv_bytes else entry.requests)]
+    if len(set(map(_ORDER, running))) < len(running):
+        running.sort(key=_ID)
+    running.sort(key=_ORDER)
     return running
 
 
 def _promised(entry: EntrySnapshot) -> Sequence[RequestSnapshot]:
     """Its requests; when nothing is promised for any, since nobody knows what they take, each frees its share."""
-    unknown_bytes = _unknown_bytes(entry) if entry.kv_bytes else 0
-    if not unknown_bytes:
+    if not entry.requests or any(each.frees_bytes for each in entry.requests):
         return entry.requests
+    unknown_bytes = entry.kv_bytes // len(entry.requests)
     return [replace(request, frees_bytes=unknown_bytes) for request in entry.requests]
 
 
-def _unknown_bytes(entry: EntrySnapshot) -> int:
-    """What one of its requests frees when nothing is promised for any, since nobody knows what they take."""
-    if not entry.requests or any(each.frees_bytes for each in entry.requests):
-        return 0
-    return entry.kv_bytes // len(entry.requests)
-
-
-def _parking_order(case: Case, younger: list[_Stay]) -> list[_Stay]:
+def _parking_order(
+    case: Case, younger: Sequence[RequestSnapshot], whose: Mapping[str, EntrySnapshot]
+) -> list[RequestSnapshot]:
     """The newest first, without those that would free nothing; those that were parked often after all others."""
     useful = [each for each in reversed(younger) if each.frees_bytes > 0]
     if case.futile:
-        useful = [each for each in useful if not _is_futile(case, each)]
+        useful = [each for each in useful if not _is_futile(case, each, whose)]
     often = [each for each in useful if each.parks >= PARKED_ENOUGH]
     if often:
-        often.sort(key=lambda stay: stay.parks)
+        often.sort(key=lambda request: request.parks)
         useful = [each for each in useful if each.parks < PARKED_ENOUGH] + often
     return useful
 
 
-def _is_futile(case: Case, stay: _Stay) -> bool:
-    return Park(stay.entry.name, stay.id) in case.futile
+def _is_futile(case: Case, request: RequestSnapshot, whose: Mapping[str, EntrySnapshot]) -> bool:
+    return Park(whose[request.request].name, request.request) in case.futile
 
 
-def _why_parked(victim: _Stay, order: list[_Stay]) -> str:
-    newest = max(order, key=_AGE)
+def _why_parked(victim: RequestSnapshot, order: Sequence[RequestSnapshot]) -> str:
+    often_parked = [each for each in order if each.parks >= PARKED_ENOUGH]  # they come last, whatever their age
+    newest = max((order[0], *often_parked), key=_AGE)
     if victim is newest:
         return "the newest"
     often = newest.parks >= PARKED_ENOUGH > victim.parks
@@ -222,42 +207,48 @@ def _only_waited_for(entry: EntrySnapshot) -> bool:
 
 
 def _request_candidates(
-    case: Case, running: Sequence[_Stay], order: Sequence[_Stay], chosen: Sequence[_Stay], why_chosen: str
+    case: Case,
+    running: Sequence[RequestSnapshot],
+    order: Sequence[RequestSnapshot],
+    chosen: Sequence[RequestSnapshot],
+    why_chosen: str,
+    whose: Mapping[str, EntrySnapshot],
 ) -> tuple[Candidate, ...]:
     """The victim, the others in the order in which they would be parked, those that cannot be, and the oldest."""
-    victim, oldest, next_ones = chosen[0], running[0], {each.id for each in chosen}
+    victim, oldest, next_ones = chosen[0], running[0], {each.request for each in chosen}
 
-    def why(stay: _Stay) -> str:
-        if stay is victim:
-            return f"{why_chosen}, and frees {format_bytes(stay.frees_bytes)}"
-        if stay is oldest:
+    def why(request: RequestSnapshot) -> str:
+        if request is victim:
+            return f"{why_chosen}, and frees {format_bytes(request.frees_bytes)}"
+        if request is oldest:
             return "the oldest goes last"
-        if stay.frees_bytes <= 0:
+        if request.frees_bytes <= 0:
             return "parking it frees nothing"
-        if _is_futile(case, stay):
+        if _is_futile(case, request, whose):
             return "could not be parked"
-        if stay.id in next_ones:
+        if request.request in next_ones:
             return "next, should this not suffice"
-        if stay.parks >= PARKED_ENOUGH:
-            return f"was parked {stay.parks} times"
-        return "can be spared" if stay.order > victim.order else "older"
+        if request.parks >= PARKED_ENOUGH:
+            return f"was parked {request.parks} times"
+        return "can be spared" if request.order > victim.order else "older"
 
-    unable = [each for each in running if each not in order] if len(order) < MAX_CANDIDATES else []
+    able = {each.request for each in order}
+    unable = [each for each in running if each.request not in able] if len(order) < MAX_CANDIDATES else []
     others = (each for each in (*order[:MAX_CANDIDATES], *unable) if each is not victim and each is not oldest)
     shown = [victim, *islice(others, MAX_CANDIDATES - 2)]
     if oldest is not victim:
         shown.append(oldest)
     return tuple(
         Candidate(
-            stay.entry.name,
-            stay is victim,
-            why(stay),
-            stay.entry.weights_bytes,
-            stay.entry.last_used_s,
-            request=stay.id,
-            frees_bytes=stay.frees_bytes,
+            whose[request.request].name,
+            request is victim,
+            why(request),
+            whose[request.request].weights_bytes,
+            whose[request.request].last_used_s,
+            request=request.request,
+            frees_bytes=request.frees_bytes,
         )
-        for stay in shown
+        for request in shown
     )
 
 

@@ -10,7 +10,7 @@ transients is promised but the largest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from omlxd.core.costs import BLOCK_TOKENS, NO_COSTS, KvCosts
@@ -62,12 +62,55 @@ class Row:
 
 @dataclass(slots=True)
 class Account:
-    """One model's promises."""
+    """One model's promises, and what the rows come to: there may be very many that wait in the engine for a place.
+
+    Attributes:
+        longest_tokens, prefill_bytes, prefill_transient_bytes: of all rows: the longest, the sum, the largest.
+        share: what the promises add up to, until they change.
+    """
 
     weights_bytes: int = 0
     costs: KvCosts = NO_COSTS
     rows: dict[str, Row] = field(default_factory=dict)
     reserved_tokens: int = 0
+    longest_tokens: int = 0
+    prefill_bytes: int = 0
+    prefill_transient_bytes: int = 0
+    share: Share | None = None
+
+    def put(self, request: str, row: Row) -> None:
+        """One more row."""
+        self.rows[request] = row
+        self.longest_tokens = max(self.longest_tokens, row.tokens)
+        self.prefill_bytes += row.prefill_bytes
+        self.prefill_transient_bytes = max(self.prefill_transient_bytes, row.prefill_transient_bytes)
+
+    def take(self, request: str) -> Row | None:
+        """Without this row; None when there is none."""
+        row, left = self.rows.pop(request, None), self.rows.values()
+        if row is not None:
+            self.prefill_bytes -= row.prefill_bytes
+            if row.tokens == self.longest_tokens:
+                self.longest_tokens = max((each.tokens for each in left), default=0)
+            if row.prefill_transient_bytes == self.prefill_transient_bytes > 0:
+                self.prefill_transient_bytes = max((each.prefill_transient_bytes for each in left), default=0)
+        return row
+
+    def fit_rows(self) -> None:
+        """Reserve as far as the longest row needs it; never less than before."""
+        if not self.longest_tokens:
+            self.reserved_tokens = 0
+        else:
+            self.reserved_tokens = max(self.reserved_tokens, reserved_tokens(self.longest_tokens))
+
+    def share_of(self, rows: int) -> Share:
+        """What the promises add up to with so many rows that hold a KV cache."""
+        kv_bytes = transient_bytes = 0
+        if rows:
+            kv_bytes = self.costs.kv_bytes(self.reserved_tokens, rows)
+            decode_bytes = self.costs.decode_transient_bytes(rows, self.reserved_tokens)
+            transient_bytes = max(decode_bytes, self.prefill_transient_bytes)
+        return Share(self.weights_bytes, kv_bytes, self.prefill_bytes, transient_bytes)
 
 
 class Ledger:
@@ -89,7 +132,7 @@ class Ledger:
 
     def release_weights(self, model: str) -> None:
         """The model's memory is back."""
-        if (account := self._accounts.get(model)) is not None:
+        if (account := self._changing(model)) is not None:
             account.weights_bytes = 0
             self._forget_empty(model, account)
 
@@ -99,42 +142,47 @@ class Ledger:
         """Admit a request with a prompt of `tokens`, to be prefilled in chunks of `chunk_tokens`."""
         account = self._account(model)
         account.costs = costs
-        account.rows[request] = Row(tokens)
-        self._fit_rows(account)
-        account.rows[request] = _prefilling(account, tokens, chunk_tokens)
+        account.take(request)
+        account.longest_tokens = max(account.longest_tokens, tokens)
+        account.fit_rows()
+        account.put(request, _prefilling(account, tokens, chunk_tokens))
 
     def prefilled(self, model: str, request: str) -> None:
         """The request decodes; what its prefill held in passing is free."""
-        account = self._accounts.get(model)
-        if account is not None and (row := account.rows.get(request)) is not None:
-            account.rows[request] = Row(row.tokens)
+        account = self._changing(model)
+        if account is not None and (row := account.take(request)) is not None:
+            account.put(request, Row(row.tokens))
 
     def grow(self, model: str, request: str, tokens: int) -> bool:
-        """The request has become `tokens` longer; whether its batch is near the end of what is reserved for it."""
+        """The request has become `tokens` longer; whether its batch is near the end of what is reserved for it.
+
+        Nothing more is promised by that, so what the promises add up to stays: this is called for every token.
+        """
         account = self._accounts.get(model)
         if account is None or (row := account.rows.get(request)) is None:
             return False
         grown = row.tokens + tokens
         account.rows[request] = Row(grown, row.prefill_bytes, row.prefill_transient_bytes)
+        account.longest_tokens = max(account.longest_tokens, grown)
         return grown + AHEAD_TOKENS > usable_tokens(account.reserved_tokens)
 
     def extend(self, model: str) -> None:
         """Reserve the next block of the model's batch, as far as its longest request needs one."""
-        if (account := self._accounts.get(model)) is not None:
-            self._fit_rows(account)
+        if (account := self._changing(model)) is not None:
+            account.fit_rows()
 
     def release(self, model: str, request: str) -> None:
         """The request's memory is back; does nothing when it holds none."""
-        account = self._accounts.get(model)
-        if account is None or account.rows.pop(request, None) is None:
+        account = self._changing(model)
+        if account is None or account.take(request) is None:
             return
         account.reserved_tokens = 0
-        self._fit_rows(account)
+        account.fit_rows()
         self._forget_empty(model, account)
 
     def recost(self, model: str, costs: KvCosts) -> None:
         """Better figures are known: what is reserved for the model's requests counts by them from now on."""
-        if (account := self._accounts.get(model)) is not None:
+        if (account := self._changing(model)) is not None:
             account.costs = costs
 
     # What it adds up to
@@ -147,7 +195,11 @@ class Ledger:
     @property
     def transient_bytes(self) -> int:
         """The largest that one step holds in passing: steps are taken one at a time."""
-        return max((_transient_bytes(account, self._max_batch) for account in self._accounts.values()), default=0)
+        return max((self._share(account).transient_bytes for account in self._accounts.values()), default=0)
+
+    def committed_by_model(self) -> dict[str, int]:
+        """What stays, of each model that has been promised anything."""
+        return {model: self._share(account).committed_bytes for model, account in self._accounts.items()}
 
     def share(self, model: str) -> Share:
         """What the model has been promised."""
@@ -173,26 +225,29 @@ class Ledger:
         return frozenset(model for model, account in self._accounts.items() if account.rows)
 
     def granted_tokens(self) -> dict[str, int]:
-        """By model with requests: how long they may grow on what is reserved."""
+        """By model with requests: how long they may grow on what is reserved; without those whose cost is not known."""
         return {
-            model: usable_tokens(account.reserved_tokens) for model, account in self._accounts.items() if account.rows
+            model: usable_tokens(account.reserved_tokens)
+            for model, account in self._accounts.items()
+            if account.rows and self._share(account).kv_bytes
         }
 
     def if_admitted(self, model: str, costs: KvCosts, tokens: int, chunk_tokens: int) -> Difference:
         """The difference that a prompt of `tokens` would make; nothing is reserved."""
         now = self._accounts.get(model) or Account()
-        then = Account(now.weights_bytes, costs, dict(now.rows), now.reserved_tokens)
-        then.rows[""] = Row(tokens)
-        self._fit_rows(then)
-        then.rows[""] = _prefilling(then, tokens, chunk_tokens)
-        return self._difference(now, then)
+        then = replace(now, costs=costs, longest_tokens=max(now.longest_tokens, tokens), share=None)
+        then.fit_rows()
+        row = _prefilling(then, tokens, chunk_tokens)
+        then.prefill_bytes += row.prefill_bytes
+        then.prefill_transient_bytes = max(then.prefill_transient_bytes, row.prefill_transient_bytes)
+        return self._difference(now, then.share_of(min(len(now.rows) + 1, self._max_batch)))
 
     def if_extended(self, model: str) -> Difference:
         """The difference that the next block of the model's batch would make; nothing is reserved."""
         now = self._accounts.get(model) or Account()
-        then = Account(now.weights_bytes, now.costs, now.rows, now.reserved_tokens)
-        self._fit_rows(then)
-        return self._difference(now, then)
+        then = replace(now, share=None)
+        then.fit_rows()
+        return self._difference(now, self._share(then))
 
     def frees_bytes(self, model: str) -> dict[str, int]:
         """By request, what the promises to the model would shrink by if that one alone left; nothing is released."""
@@ -211,33 +266,29 @@ class Ledger:
             for name, row in now.rows.items()
         }
 
-    def _difference(self, now: Account, then: Account) -> Difference:
-        transient_bytes = max(self.transient_bytes, _transient_bytes(then, self._max_batch))
-        return Difference(self._share(then).committed_bytes - self._share(now).committed_bytes, transient_bytes)
+    def _difference(self, now: Account, then: Share) -> Difference:
+        transient_bytes = max(self.transient_bytes, then.transient_bytes)
+        return Difference(then.committed_bytes - self._share(now).committed_bytes, transient_bytes)
 
     def _account(self, model: str) -> Account:
-        return self._accounts.setdefault(model, Account())
+        self._accounts.setdefault(model, Account()).share = None
+        return self._accounts[model]
+
+    def _changing(self, model: str) -> Account | None:
+        """The model's account, for a change of its promises."""
+        account = self._accounts.get(model)
+        if account is not None:
+            account.share = None
+        return account
 
     def _forget_empty(self, model: str, account: Account) -> None:
         if not account.rows and not account.weights_bytes:
             del self._accounts[model]
 
-    def _fit_rows(self, account: Account) -> None:
-        """Reserve as far as the longest row needs it; never less than before."""
-        if not account.rows:
-            account.reserved_tokens = 0
-            return
-        longest = max(row.tokens for row in account.rows.values())
-        account.reserved_tokens = max(account.reserved_tokens, reserved_tokens(longest))
-
     def _share(self, account: Account) -> Share:
-        rows = min(len(account.rows), self._max_batch)
-        return Share(
-            account.weights_bytes,
-            account.costs.kv_bytes(account.reserved_tokens, rows) if rows else 0,
-            sum(row.prefill_bytes for row in account.rows.values()),
-            _transient_bytes(account, self._max_batch),
-        )
+        if account.share is None:
+            account.share = account.share_of(min(len(account.rows), self._max_batch))
+        return account.share
 
 
 def reserved_tokens(longest: int) -> int:
@@ -264,12 +315,3 @@ def _prefilling(account: Account, tokens: int, chunk_tokens: int) -> Row:
     held_bytes = costs.kv_bytes(tokens, 1, chunk) + costs.kv_bytes(slack_end, 1) - costs.kv_bytes(tokens, 1)
     row_bytes = costs.kv_bytes(account.reserved_tokens, 1)
     return Row(tokens, max(0, held_bytes - row_bytes), costs.prefill_transient_bytes(chunk, tokens))
-
-
-def _transient_bytes(account: Account, max_batch: int) -> int:
-    """The largest step of this model: a chunk of a prompt, or a decode step with a layer's copy."""
-    if not account.rows:
-        return 0
-    rows = min(len(account.rows), max_batch)
-    decode_bytes = account.costs.decode_transient_bytes(rows, account.reserved_tokens)
-    return max(decode_bytes, *(row.prefill_transient_bytes for row in account.rows.values()))

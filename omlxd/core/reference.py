@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from heapq import nsmallest
 from typing import Final
 
-from omlxd.core.case import MAX_CANDIDATES, Case, Rung, lru_key, unused_for
+from omlxd.core.case import Case, Rung, lru_first, lru_key, unused_for
 from omlxd.core.decision import AbortRequests, Decision, Outcome, Unload
 from omlxd.core.rungs import await_unloading, cancel_load, drop_cache, only_at_rest, system_short, within_limit
 from omlxd.core.snapshot import Candidate, EntrySnapshot
@@ -16,7 +15,7 @@ def unload_lru(case: Case) -> Decision | None:
     """R6, R10: the least recently used model that is not pinned, while more than one is loaded."""
     if len(case.loaded) < 2 or all(entry.pinned for entry in case.loaded):
         return None
-    order = nsmallest(MAX_CANDIDATES, case.loaded, key=lru_key)
+    order = lru_first(case.loaded)
     victim = next((entry for entry in order if not entry.pinned), None)
     if victim is None:
         victim = min((entry for entry in case.loaded if not entry.pinned), key=lru_key)
@@ -60,7 +59,7 @@ def abort_pinned(case: Case) -> Decision | None:
 def report(case: Case) -> Decision:
     """R9: nothing is left to do; say which of the two it is."""
     if case.loaded and all(entry.pinned for entry in case.loaded):
-        candidates = _candidates(nsmallest(MAX_CANDIDATES, case.loaded, key=lru_key), None)
+        candidates = _candidates(lru_first(case.loaded), None)
         count = "the only loaded model is" if len(case.loaded) == 1 else f"all {len(case.loaded)} loaded models are"
         reason = f"{case.over_text}, and {count} pinned"
         return case.answer("report", None, reason, Outcome.ALL_PINNED, candidates)

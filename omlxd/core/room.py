@@ -14,6 +14,7 @@ from omlxd.core.choice import necessary
 from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
+from omlxd.core.wording import named
 
 
 class RoomKind(StrEnum):
@@ -76,7 +77,7 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
     candidates = candidates_of(loaded, victims)
     need = f"`{model}` needs {missing_text(need_bytes, short_bytes)}"
     if victims:
-        names = ", ".join(f"`{entry.name}`" for entry in victims)
+        names = named(entry.name for entry in victims)
         return Room(
             RoomKind.EVICT,
             f"{need}; {names} {'is' if len(victims) == 1 else 'are'} idle and least recently used",
@@ -94,7 +95,7 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
         if entry.state in (EntryState.LOADING, EntryState.UNLOADING)
         or (entry.state is EntryState.LOADED and entry.busy and not entry.pinned)
     )
-    who = "it waits for " + ", ".join(f"`{name}`" for name in blockers) if blockers else "nobody can give way"
+    who = f"it waits for {named(blockers)}" if blockers else "nobody can give way"
     return Room(
         RoomKind.WAIT,
         f"{need}; {who}",
@@ -140,7 +141,7 @@ def _never(
     pinned_bytes = sum(entry.weights_bytes for entry in pinned)
     if limits.soft_bytes <= 0 or not pinned or pinned_bytes + need_bytes <= limit_bytes:
         return None
-    names = ", ".join(f"`{entry.name}`" for entry in pinned)
+    names = named(entry.name for entry in pinned)
     why = (
         f"`{model}` needs {format_bytes(need_bytes)} and pinned models hold {format_bytes(pinned_bytes)} ({names}),"
         f" together more than the {name} {format_bytes(limit_bytes)} ({limits.binding})"

@@ -7,7 +7,7 @@ null where a figure does not apply. `SCHEMA` grows when a field changes its mean
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -189,5 +189,12 @@ class StatusView:
 
     def to_json(self) -> dict[str, Any]:
         """The wire form: plain dicts, lists, numbers, strings and None."""
-        body = asdict(self)
+        body = flat(self)
+        body |= {"memory": flat(self.memory), "enforcer": flat(self.enforcer)}
+        body |= {"models": [flat(view) for view in self.models], "requests": [flat(view) for view in self.requests]}
         return {"schema": body.pop("schema"), **body}
+
+
+def flat(view: StatusView | MemoryView | EnforcerView | ModelView | RequestView) -> dict[str, Any]:
+    """The fields of a view by name, as they are; `asdict` copies each value deeply, ten times the work."""
+    return {name: getattr(view, name) for name in view.__dataclass_fields__}

@@ -15,6 +15,7 @@ from typing import Final
 
 from omlxd.core.room import Room, RoomKind
 from omlxd.core.units import format_duration
+from omlxd.core.wording import named
 
 TURN_RELOADS: Final = 8
 """A turn lasts so many times what the swap costs, unless the bound is shorter: swaps take about a ninth of the time.
@@ -119,7 +120,7 @@ def decide_turn(
             gave_way = any(victim.closed for victim in victims)
             why = f"{room.why}, after `{load.model}` had waited for its turn" if gave_way else room.why
             return TurnDecision(TurnKind.EVICT, why, room.victims)
-        names = ", ".join(f"`{victim.name}`" for victim in victims)
+        names = named(victim.name for victim in victims)
         why = f"{names} may be asked again: kept for another {format_duration(free_s - now_s)}"
         return TurnDecision(TurnKind.WAIT, why, until_s=free_s)
     chosen = [holder for holder in _in_the_way(holders, room.short_bytes) if holder.busy]
@@ -132,7 +133,7 @@ def decide_turn(
     ends_s = max(_turn_ends_s(holder, load, fair_wait_s, share_s) for holder in chosen)
     if now_s < ends_s:
         return TurnDecision(TurnKind.WAIT, room.why, until_s=ends_s)
-    names = ", ".join(f"`{name}`" for name in closing)
+    names = named(closing)
     waited = format_duration(now_s - load.since_s)
     takes = "takes" if len(closing) == 1 else "take"
     why = f"`{load.model}` has waited {waited}: {names} {takes} nothing new until it had its turn"
@@ -154,7 +155,7 @@ def _overdue(
     }
     due = tuple(name for name, end_s in ends_s.items() if end_s <= now_s)
     if due:
-        names = ", ".join(f"`{name}`" for name in due)
+        names = named(due)
         waited = format_duration(now_s - load.since_s)
         return TurnDecision(TurnKind.EVICT, f"`{load.model}` has waited {waited} and {names} still runs requests", due)
     return TurnDecision(TurnKind.WAIT, room.why, until_s=min(ends_s.values(), default=None))

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from omlxd.core.admission import Admission
 from omlxd.core.room import Room, RoomKind
 from omlxd.core.units import format_bytes
+from omlxd.core.wording import named
 
 
 def load_waits_for(room: Room) -> str:
     """What a load waits for that `make_room` found no room for."""
     if room.kind is RoomKind.EVICT:
-        return f"waiting for {_names(room.victims)} to make way{_short(room.short_bytes)}"
+        return f"waiting for {named(room.victims)} to make way{_short(room.short_bytes)}"
     return _waiting(room.blockers, room.short_bytes)
 
 
@@ -24,14 +25,10 @@ def request_waits_for(answer: Admission) -> str:
 
 
 def _waiting(blockers: Iterable[str], short_bytes: int) -> str:
-    names = _names(blockers)
+    names = named(blockers)
     return (
         f"waiting for {names} to finish{_short(short_bytes)}" if names else f"waiting for memory{_short(short_bytes)}"
     )
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _short(short_bytes: int) -> str:

@@ -14,12 +14,21 @@ INSTALL_HINT: Final = (
 )
 
 _LONGEST: Final = 80
+_MOST_NAMES: Final = 5
 
 
 def shown(text: str) -> str:
     """Text from outside as a message may hold it: one line, printable, at most 80 characters."""
     printable = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: _LONGEST + 1])
     return printable if len(printable) <= _LONGEST else printable[: _LONGEST - 1] + "…"
+
+
+def named(names: Iterable[str]) -> str:
+    """`a`, `b` in backticks; of very many the first ones and how many more there are."""
+    quoted = [f"`{name}`" for name in names]
+    if len(quoted) <= _MOST_NAMES + 1:
+        return ", ".join(quoted)
+    return f"{', '.join(quoted[:_MOST_NAMES])} and {len(quoted) - _MOST_NAMES} others"
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:

@@ -21,6 +21,7 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import no_room, prompt_too_large
 from omlxd.daemon.request import Generation
+from omlxd.daemon.snapshots import holdings_of
 from omlxd.engine.orders import GenerationOrder
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Door:
         """Refuse what can never run before its model is loaded for it; raises PrefillMemoryExceeded."""
         if self._bound(generation):
             pool, ask = self._pool, self._ask(entry, length_tokens)
-            refusal = never_fits(pool.snapshot(pool.engine.read()), pool.limits, ask)
+            refusal = never_fits(holdings_of(pool, pool.engine.read(), entry.name), pool.limits, ask)
             if refusal is not None:
                 raise prompt_too_large(ask, refusal)
 
@@ -128,7 +129,7 @@ class Door:
     def _at_once(self, entry: EnginePoolEntry, request: str, ask: Ask) -> int | None:
         """Without a wait when even a reading inside a step leaves room; None when it does not."""
         pool = self._pool
-        answer = decide_request(pool.snapshot(pool.engine.read()), pool.limits, pool.ledger, ask)
+        answer = decide_request(holdings_of(pool, pool.engine.read(), entry.name), pool.limits, pool.ledger, ask)
         if answer.kind is AdmissionKind.NEVER:
             raise prompt_too_large(ask, answer)
         if answer.kind is not AdmissionKind.ADMIT:
@@ -217,7 +218,7 @@ class Door:
         pool, model = self._pool, ticket.entry.name
         while True:
             yielding = self._yielding() if first else frozenset[str]()
-            answer = decide_request(pool.snapshot(reading), pool.limits, pool.ledger, ticket.ask, yielding)
+            answer = decide_request(holdings_of(pool, reading, model), pool.limits, pool.ledger, ticket.ask, yielding)
             if answer.kind is not AdmissionKind.EVICT or ticket.result.done() or not self._bound(ticket.generation):
                 return answer, reading
             numbers = {"victims": list(answer.victims), "need_bytes": answer.need_bytes}

@@ -6,14 +6,14 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import omlxd
 from omlxd.core.errors import OmlxError
 from omlxd.core.limits import Machine, resolve_limits
 from omlxd.core.manifest import Manifest, max_memory_bytes
-from omlxd.core.states import DaemonState, LimitOrigin, MemoryView, StatusView
+from omlxd.core.states import DaemonState, LimitOrigin, MemoryView, StatusView, flat
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.flags import Flags
@@ -109,10 +109,10 @@ class Daemon:
         """What a plan is made in now; with another soft limit where one is given. Raises InvalidRequest."""
         monitor = self.monitor
         memory = monitor.memory()
-        limits = limits_in_force(asdict(memory))
+        limits = limits_in_force(flat(memory))
         if max_memory is not None:
             limits = resolve_limits(max_memory_bytes(max_memory, self.machine), None, self.machine)
-        neighbours = neighbours_of([asdict(view) for view in monitor.models()])
+        neighbours = neighbours_of([flat(view) for view in monitor.models()])
         return Surroundings(
             manifest=self.manifest,
             planner=planner_of(self.manifest, limits, neighbours, memory.unaccounted),

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from omlxd.core.errors import Busy, InvalidRequest, OmlxError
-from omlxd.core.states import SCHEMA
+from omlxd.core.states import SCHEMA, flat
 from omlxd.daemon import event_stream, pinning
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, ReloadBody, StopBody, UnloadBody, read_body
@@ -59,7 +59,7 @@ class _ControlApi:
         return JsonResponse(self._daemon.status().to_json())
 
     async def models(self, request: Request) -> Response:
-        return _answer(models=[asdict(view) for view in self._daemon.monitor.models()])
+        return _answer(models=[flat(view) for view in self._daemon.monitor.models()])
 
     async def load(self, request: Request) -> Response:
         body = await read_body(request, LoadBody)
@@ -98,14 +98,14 @@ class _ControlApi:
         body = await read_body(request, LimitsBody)
         done = await change_limit(self._daemon, body.max_memory, force=body.force)
         return _answer(
-            memory=asdict(self._daemon.memory()),
+            memory=flat(self._daemon.memory()),
             evicted=list(done.evicted),
             warnings=list(done.warnings),
             level=self._daemon.enforcer.level.value,
         )
 
     async def requests(self, request: Request) -> Response:
-        return _answer(requests=[asdict(view) for view in self._daemon.monitor.requests()])
+        return _answer(requests=[flat(view) for view in self._daemon.monitor.requests()])
 
     async def abort(self, request: Request) -> Response:
         request_id, pool = request.path_params["id"], self._daemon.pool
@@ -218,7 +218,7 @@ class _ControlApi:
         }
 
     def _view(self, name: str) -> dict[str, Any]:
-        return asdict(self._daemon.monitor.model(name))
+        return flat(self._daemon.monitor.model(name))
 
 
 def _answer(**fields: Any) -> JsonResponse:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
+from omlxd.core.case import MAX_CANDIDATES
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading
 from omlxd.core.snapshot import Candidate, Limits
@@ -27,7 +28,8 @@ class DecisionRecord:
         victim: the model it was done to, None for the cache.
         reason: plain words with numbers.
         before, after: the readings around the action, at rest.
-        candidates: the models that were considered, and why each was or was not chosen.
+        candidates: the models that were considered, and why each was or was not chosen; of very many as many are told
+            as a decision of the ladder names.
         duration_s: from the decision until the memory was read again.
         extra: numbers of this kind of decision.
         decision: the id that `begin` gave before the action, so that what it caused carries it too; None for a new one.
@@ -94,10 +96,18 @@ class DecisionLog:
             "binding": limits.binding,
             "duration_s": round(record.duration_s, 6),
             "seen": record.before.to_json(),
-            "candidates": [asdict(candidate) for candidate in record.candidates],
+            "candidates": [asdict(candidate) for candidate in _named(record.candidates)],
             "requests": self._requests.pop(decision, []),
             **record.extra,
         }
         self._recent.append({"decision": decision, "ts": self._clock(), **fields})
         self._emit(Event(EventName.DECISION, EventLevel.INFO, model=record.victim, decision=decision, fields=fields))
         return decision
+
+
+def _named(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """As many as a record has room for, those that were chosen first."""
+    if len(candidates) <= MAX_CANDIDATES:
+        return candidates
+    chosen_first = sorted(range(len(candidates)), key=lambda index: not candidates[index].chosen)
+    return [candidates[index] for index in sorted(chosen_first[:MAX_CANDIDATES])]

@@ -13,7 +13,7 @@ from omlxd.core.errors import OmlxError
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import RequestSnapshot
-from omlxd.core.states import EntryState, FinishReason
+from omlxd.core.states import EntryState, FinishReason, RequestState
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
 from omlxd.daemon.refusals import decision_behind
@@ -173,20 +173,32 @@ class Dispatch:
             self.log.finished(generation, cut)
 
     def handle(self, events: Sequence[EngineEvent]) -> None:
-        """Apply a batch of events, in order."""
+        """Apply a batch of events, in order.
+
+        Who waits for a change is not woken for one more token of an answer: that is most events by far, and each of
+        those who wait would look at all models.
+        """
+        is_change = False
         for event in events:
             try:
-                self._apply(event)
+                is_change |= self._apply(event)
             except Exception as error:  # a bug of ours; the other events must not get lost with it
                 what = f"`{type(event).__name__}` of the engine could not be handled"
                 logging.getLogger("omlxd").error(what, exc_info=error)
-        self._pool.notify()
+                is_change = True
+        if is_change:
+            self._pool.notify()
 
-    def _apply(self, event: EngineEvent) -> None:
+    def _apply(self, event: EngineEvent) -> bool:
+        """Whether it is more than one more token of an answer."""
+        if isinstance(event, Generated):
+            attempt = self._begun(event.request)
+            return attempt is not None and self._generated(attempt, event)
+        self._about_requests(event)
+        return True
+
+    def _about_requests(self, event: EngineEvent) -> None:
         match event:
-            case Generated(request=request):
-                if (attempt := self._begun(request)) is not None:
-                    self._generated(attempt, event)
             case Prefilled(request=request):
                 if (attempt := self._begun(request)) is not None:
                     self._prefilled(attempt, event)
@@ -221,11 +233,15 @@ class Dispatch:
             pool.ledger.prefilled(attempt.entry.name, generation.id)
             pool.door.wake()
 
-    def _generated(self, attempt: Attempt, event: Generated) -> None:
+    def _generated(self, attempt: Attempt, event: Generated) -> bool:
+        """Whether it is the first token of this stay."""
+        generation = attempt.generation
+        is_first = generation.state is not RequestState.DECODE
         attempt.prefill_kv_bytes = None
-        attempt.generation.push(event.text, event.tokens, event.token_ids, event.logprobs, event.held_characters)
+        generation.push(event.text, event.tokens, event.token_ids, event.logprobs, event.held_characters)
         if attempt.leaving is None:
-            self._pool.growth.generated(attempt.entry.name, attempt.generation.id, event.tokens)
+            self._pool.growth.generated(attempt.entry.name, generation.id, event.tokens)
+        return is_first
 
     def _about_models(self, event: EngineEvent) -> None:
         pool, about = self._pool, getattr(event, "model", None)

@@ -17,6 +17,7 @@ from omlxd.core.units import format_bytes
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import aborted
+from omlxd.daemon.snapshots import holdings_of
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
@@ -40,11 +41,9 @@ class Growth:
         Nobody is bound without the guard or without limits.
         """
         pool = self._pool
-        granted, transient_bytes = {}, 0
+        granted, transient_bytes = dict[str, int](), 0
         if self._binding:
-            unknown = {entry.name for entry in pool.entries.values() if not entry.costs.kv_bytes(1)}
-            granted = {model: tokens for model, tokens in pool.ledger.granted_tokens().items() if model not in unknown}
-            transient_bytes = pool.ledger.transient_bytes
+            granted, transient_bytes = pool.ledger.granted_tokens(), pool.ledger.transient_bytes
         wanted = pool.link.wanted
         if (granted, transient_bytes) != (wanted.granted_tokens, wanted.transient_bytes):
             wanted.granted_tokens, wanted.transient_bytes = granted, transient_bytes
@@ -88,7 +87,7 @@ class Growth:
         return self._pool.door.guarded and (limits.soft_bytes > 0 or limits.hard_bytes > 0)
 
     def _answer(self, model: str) -> Admission:
-        return self._decide(self._pool.snapshot(self._pool.engine.read()), model)
+        return self._decide(holdings_of(self._pool, self._pool.engine.read()), model)
 
     def _decide(self, snapshot: Snapshot, model: str) -> Admission:
         return decide_block(snapshot, self._pool.limits, self._pool.ledger, model)
@@ -161,7 +160,7 @@ class Growth:
         async with pool.lock:
             reading = await pool.read_rest() or pool.engine.read()
             while True:
-                answer = self._decide(pool.snapshot(reading), model)
+                answer = self._decide(holdings_of(pool, reading), model)
                 if answer.fits:
                     self._extend(model)
                     return True

@@ -71,7 +71,7 @@ class KeepAwake(Watcher):
         try:
             while True:
                 change = self._pool.change  # taken before the look: what happens meanwhile is not missed
-                now_s, busy = self._pool.clock(), bool(self._pool.generations) and self.wanted
+                now_s, busy = self._pool.clock(), self.wanted and self._pool.serves_any
                 self._vain = self._vain and busy  # not tried again before these requests are over
                 if not self._vain:
                     await self._become(self._now.look(busy, now_s, self._linger_s), assertion)

@@ -133,8 +133,10 @@ class LoadTicket:
     def tell(self, note: str | None) -> None:
         """Tell the listeners how it gets on."""
         self.note = note
-        for listener in tuple(self.listeners):
-            listener(self.status)
+        if self.listeners:
+            status = self.status
+            for listener in tuple(self.listeners):
+                listener(status)
 
 
 def _retrieved(future: asyncio.Future[None]) -> None:

@@ -45,6 +45,13 @@ class LoadQueue:
         self._worker: asyncio.Task[None] | None = None
         self._ids = count(1)
         self._enqueued = asyncio.Event()
+        self._current: LoadTicket | None = None
+
+    @property
+    def in_progress(self) -> str | None:
+        """The model whose weights are being read."""
+        entry = None if self._current is None else self._current.entry
+        return entry.name if entry is not None and entry.state is EntryState.LOADING else None
 
     def configure(self, load_wait_s: float, fair_wait_s: float | None) -> None:
         """Other patience from now on."""
@@ -221,7 +228,7 @@ class LoadQueue:
 
     async def _work(self) -> None:
         while (ticket := await self._next()) is not None:
-            put_off = ticket.put_off
+            put_off, self._current = ticket.put_off, ticket
             task = ticket.task = asyncio.create_task(self._load(ticket), name=f"omlxd-load-{ticket.entry.name}")
             try:
                 await asyncio.wait([task])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from omlxd.core.states import EnforcerView, EntryState, Level, MemoryView, ModelView, RequestState, RequestView
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.pool import EnginePool
+from omlxd.daemon.snapshots import holdings_of
 from omlxd.daemon.ttl import ttl_left_s
 from omlxd.daemon.waits import load_waits, request_waits
 
@@ -25,7 +25,7 @@ class MemoryMonitor:
         """Memory and limits now, in bytes; perhaps in the middle of a step."""
         pool = self._pool
         reading, limits = pool.engine.read(), pool.limits
-        snapshot = pool.snapshot(reading)
+        snapshot = holdings_of(pool, reading)
         entries = snapshot.entries
         known_bytes = snapshot.prefix_bytes + sum(entry.held_bytes for entry in entries)
         if not reading.at_rest:
@@ -62,23 +62,17 @@ class MemoryMonitor:
     def model(self, name: str) -> ModelView:
         """One model, also one that a newer manifest has removed and that is not gone yet; raises UnknownModel."""
         entry = self._pool.entries.get(name) or self._pool.resolve(name)
-        engine = self._pool.engine
-        return self._view(entry, engine.kv_bytes().get(entry.name, 0), engine.prefix_bytes().get(entry.name, 0))
+        return self._view(entry, self._figures())
 
     def models(self) -> tuple[ModelView, ...]:
         """All models, in the manifest's order."""
-        kv_bytes, prefix_bytes = self._pool.engine.kv_bytes(), self._pool.engine.prefix_bytes()
-        return tuple(
-            self._view(entry, kv_bytes.get(name, 0), prefix_bytes.get(name, 0))
-            for name, entry in self._pool.entries.items()
-        )
+        figures = self._figures()
+        return tuple(self._view(entry, figures) for entry in self._pool.entries.values())
 
     def requests(self) -> tuple[RequestView, ...]:
         """The generations in flight."""
-        return tuple(
-            replace(generation.view(), waits_for=request_waits(self._pool, generation))
-            for generation in self._pool.generations
-        )
+        pool = self._pool
+        return tuple(generation.view(request_waits(pool, generation)) for generation in pool.generations)
 
     def recent_decisions(self) -> tuple[Mapping[str, Any], ...]:
         """The last decisions, oldest first."""
@@ -92,20 +86,25 @@ class MemoryMonitor:
         """Seconds since the engine's last finished step while it has work; 0.0 when idle."""
         return self._pool.engine.stalled_s()
 
-    def _view(self, entry: EnginePoolEntry, kv_bytes: int, prefix_bytes: int) -> ModelView:
-        now_s, used_s, parked = self._pool.clock(), entry.last_used, len(entry.parked)
-        promised_bytes, last = self._pool.ledger.share(entry.name).committed_bytes, entry.last_load
+    def _figures(self) -> _Figures:
+        engine = self._pool.engine
+        promised_bytes = self._pool.ledger.committed_by_model()
+        return _Figures(self._pool.clock(), engine.kv_bytes(), engine.prefix_bytes(), promised_bytes)
+
+    def _view(self, entry: EnginePoolEntry, figures: _Figures) -> ModelView:
+        name, now_s, used_s, parked = entry.name, figures.now_s, entry.last_used, len(entry.parked)
+        last = entry.last_load
         return ModelView(
-            name=entry.name,
+            name=name,
             state=entry.state,
             pinned=entry.pinned,
             removed=entry.removed,
             aliases=entry.settings.aliases,
             path=entry.settings.path or entry.settings.repo or "",
             weights_bytes=entry.weights_bytes,
-            kv_bytes=kv_bytes,
-            prefix_cache_bytes=prefix_bytes,
-            committed_bytes=entry.snapshot(now_s, kv_bytes, promised_bytes).committed_bytes,
+            kv_bytes=figures.kv_bytes.get(name, 0),
+            prefix_cache_bytes=figures.prefix_bytes.get(name, 0),
+            committed_bytes=figures.committed_bytes(entry),
             running=entry.running,
             waiting=len(entry.requests) - entry.running - parked,
             parked=parked,
@@ -121,6 +120,21 @@ class MemoryMonitor:
             load_disk_bytes=last.disk_bytes if last is not None else None,
             vocab_size=last.vocab_size if last is not None else None,
         )
+
+
+class _Figures(NamedTuple):
+    """What is asked for once for all models, however many there are; bytes by model."""
+
+    now_s: float
+    kv_bytes: Mapping[str, int]
+    prefix_bytes: Mapping[str, int]
+    promised_bytes: Mapping[str, int]
+
+    def committed_bytes(self, entry: EnginePoolEntry) -> int:
+        kv_bytes, promised_bytes = self.kv_bytes.get(entry.name, 0), self.promised_bytes.get(entry.name, 0)
+        if entry.state in (EntryState.UNLOADED, EntryState.FAILED):
+            return promised_bytes
+        return entry.snapshot(self.now_s, kv_bytes, promised_bytes).committed_bytes
 
 
 def _sum_or_none(entry: EnginePoolEntry) -> float | None:

@@ -39,6 +39,7 @@ from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wa
 from omlxd.daemon.request import Generation
 from omlxd.daemon.roster import ModelSource, Roster
 from omlxd.daemon.serving import Serving
+from omlxd.daemon.snapshots import snapshot_of
 from omlxd.daemon.wish import Options, check_prompt, check_wish
 from omlxd.engine.events import OverLimit
 from omlxd.engine.orders import EngineLimits
@@ -167,6 +168,11 @@ class EnginePool:
     def generations(self) -> tuple[Generation, ...]:
         """The requests in flight, oldest first."""
         return tuple(g for entry in self.roster.entries.values() for g in entry.requests.values() if not g.ended)
+
+    @property
+    def serves_any(self) -> bool:
+        """Whether any request is in flight."""
+        return any(not g.ended for entry in self.roster.entries.values() for g in entry.requests.values())
 
     def bind(self) -> None:
         """Start the engine for the running loop, if that has not been done."""
@@ -345,20 +351,8 @@ class EnginePool:
         return await self.link.read_rest(timeout_s)
 
     def snapshot(self, reading: MemoryReading) -> Snapshot:
-        """What a decision may depend on, now."""
-        now_s, running = self.clock(), self.dispatch.running()
-        kv_bytes, prefix_bytes = self.engine.kv_bytes(), self.engine.prefix_bytes()
-        entries = tuple(
-            entry.snapshot(
-                now_s,
-                kv_bytes.get(name, 0),
-                self.ledger.share(name).committed_bytes,
-                prefix_bytes.get(name, 0),
-                running.get(name, ()),
-            )
-            for name, entry in self.roster.entries.items()
-        )
-        return Snapshot(now_s, reading, entries)
+        """What a decision may depend on, now: the models that hold memory, and their requests."""
+        return snapshot_of(self, reading)
 
     def set_limits(self, limits: Limits, engine_limits: EngineLimits) -> None:
         """Put limits in force, for loads and in the engine (R5); what did not fit under others may fit now."""

@@ -20,7 +20,7 @@ from omlxd.core.memory import MemoryReading
 from omlxd.core.room import Room, missing_text
 from omlxd.core.snapshot import Limits
 from omlxd.core.units import format_bytes
-from omlxd.core.wording import nearest, shown
+from omlxd.core.wording import named, nearest, shown
 from omlxd.engine.orders import MIB
 
 
@@ -169,7 +169,7 @@ def does_not_fit(model: str, room: Room) -> DoesNotFit:
 
 def no_room_beside(model: str, room: Room, loaded: Sequence[str]) -> DoesNotFit:
     """A preload takes nobody's memory."""
-    names = " beside " + ", ".join(f"`{name}`" for name in loaded) if loaded else ""
+    names = f" beside {named(loaded)}" if loaded else ""
     return DoesNotFit(
         f"`{model}` was not preloaded: it needs {missing_text(room.need_bytes, room.short_bytes)}{names}",
         hint="raise the limit with `omlxd limit`, or preload less; it is loaded when somebody asks for it",
@@ -179,7 +179,7 @@ def no_room_beside(model: str, room: Room, loaded: Sequence[str]) -> DoesNotFit:
 
 def still_busy(model: str, room: Room, waited_s: float) -> Busy:
     """Others held the load's memory for as long as it may wait."""
-    who = ", ".join(f"`{name}`" for name in room.blockers) if room.blockers else "memory that is not accounted for"
+    who = named(room.blockers) if room.blockers else "memory that is not accounted for"
     numbers = {"blockers": list(room.blockers), "short_bytes": room.short_bytes, "retry_after_s": 10.0}
     return Busy(
         f"`{model}` waited {waited_s:.0f} s for {format_bytes(room.short_bytes)} that {who} still holds",
@@ -190,7 +190,7 @@ def still_busy(model: str, room: Room, waited_s: float) -> Busy:
 
 def nobody_asks(model: str, room: Room) -> LoadCancelled:
     """A load waits for models in use as long as somebody waits for it."""
-    who = ", ".join(f"`{name}`" for name in room.blockers) or "memory"
+    who = named(room.blockers) or "memory"
     return cancelled(model, f"it would have to wait for {who}, and nobody asks for it any more")
 
 

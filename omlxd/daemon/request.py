@@ -138,8 +138,8 @@ class Generation:
         decoded_s = self._last_s - self._first_s - self._paused_s
         return later / decoded_s if decoded_s >= LEAST_S else None
 
-    def view(self) -> RequestView:
-        """The request as `status` shows it."""
+    def view(self, waits_for: str | None = None) -> RequestView:
+        """The request as `status` shows it, and what it waits for in words."""
         return RequestView(
             id=self.id,
             model=self.model,
@@ -149,6 +149,7 @@ class Generation:
             generated_tokens=self.generated_tokens,
             age_s=self.age_s,
             parks=self.parks,
+            waits_for=waits_for,
         )
 
     def __aiter__(self) -> Generation:

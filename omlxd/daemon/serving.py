@@ -21,6 +21,7 @@ from omlxd.core.events import Event, EventName
 from omlxd.core.states import EntryState, FinishReason
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.model_files import model_folder
+from omlxd.daemon.model_watch import ModelWatch
 from omlxd.daemon.refusals import aborted, decision_behind, fresh, parked_too_long, shutting_down, weights_alone
 from omlxd.daemon.request import Cut, Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
@@ -29,7 +30,7 @@ from omlxd.engine.codec import TextCodec
 from omlxd.engine.orders import GenerationOrder, LoadOrder
 
 if TYPE_CHECKING:
-    from omlxd.daemon.load_ticket import OnProgress
+    from omlxd.daemon.load_ticket import LoadStatus, OnProgress
     from omlxd.daemon.pool import EnginePool
     from omlxd.engine.grammars import Constraint
 
@@ -80,6 +81,7 @@ class Serving:
         self.park_deadline_s = park_deadline_s
         self._threads = DaemonThreads(2, "omlxd-tokenizer")
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watch = ModelWatch(pool)
 
     def begin(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
         """Take the request in; from now on its entry is in use."""
@@ -111,7 +113,7 @@ class Serving:
         """Wait until the entry takes this request; without a request, a failed load is tried again at once."""
         while not entry.takes(request):
             if entry.loaded or entry.state is EntryState.UNLOADING:
-                await self._pool.change.wait()
+                await self._watch.changed(entry)
                 continue
             if entry.state is EntryState.FAILED and request is not None:
                 await self._check_failed(entry)
@@ -142,6 +144,7 @@ class Serving:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._watch.close()
         self._threads.shutdown()
 
     async def _serve(self, request: Request) -> None:
@@ -200,19 +203,26 @@ class Serving:
         return await asyncio.get_running_loop().run_in_executor(self._threads, constrain)
 
     async def _until_tokenizer(self, entry: EnginePoolEntry, generation: Generation) -> None:
-        """Wait for the model's tokenizer, which its load brings before its weights: then the prompt can be judged."""
-        pool = self._pool
-        loading = asyncio.ensure_future(self.until_loaded(entry, request=generation.id))
+        """Wait for the model's tokenizer, which its load brings before its weights: then the prompt can be judged.
+
+        The load itself tells: many may wait for one, and are not to look at whatever else changes in the pool.
+        """
+        engine, there = self._pool.engine, asyncio.Event()
+
+        def look(status: LoadStatus) -> None:
+            if engine.codec(entry.name) is not None:
+                there.set()
+
+        loading = asyncio.ensure_future(self.until_loaded(entry, request=generation.id, on_progress=look))
+        judged = asyncio.ensure_future(there.wait())
         try:
-            while not loading.done() and pool.engine.codec(entry.name) is None:
-                change = asyncio.ensure_future(pool.change.wait())
-                await asyncio.wait({loading, change}, return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
+            await asyncio.wait({loading, judged}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
         finally:
+            judged.cancel()
             loading.cancel()  # only the wait for it: the load goes on
-            await asyncio.gather(loading, return_exceptions=True)
+            await asyncio.gather(loading, judged, return_exceptions=True)
 
     async def _back_from_parking(self, request: Request, parked_at_s: float) -> GenerationOrder | None:
         """The same for a parked request: it is in no hurry, and what can never go on ends with the text it has.

@@ -32,8 +32,11 @@ class ToldLogprobs:
             held_characters: what is made and not told.
             logprobs: of these tokens; the first half of a character makes no text and goes with the other half.
         """
-        self._waiting.extend(_Waiting(each, self._made) for each in logprobs)
         self._told += len(text)
+        if not logprobs and not self._waiting:  # nobody asked, or there is nothing to tell: most tokens by far
+            self._made = max(self._made, self._told + held_characters)
+            return ()
+        self._waiting.extend(_Waiting(each, self._made) for each in logprobs)
         if (made := self._told + held_characters) > self._made:
             self._made = made
             for each in self._waiting:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from omlxd.core.states import EntryState
 from omlxd.core.units import format_duration
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.eviction import unload
@@ -21,8 +22,9 @@ LONGEST_SLEEP_S = 3600.0
 
 def ttl_left_s(entry: EnginePoolEntry, now_s: float) -> float | None:
     """Seconds until the model is unloaded for being idle; None while nothing counts down."""
-    ttl_s = entry.idle_limit_s
-    if ttl_s is None or not entry.loaded or entry.pinned or entry.requests or entry.ticket or entry.used_at_s is None:
+    if not entry.loaded or (ttl_s := entry.idle_limit_s) is None:
+        return None
+    if entry.pinned or entry.requests or entry.ticket or entry.used_at_s is None:
         return None
     return max(0.0, entry.used_at_s + ttl_s - now_s)
 
@@ -44,7 +46,8 @@ class IdleTimer(Watcher):
     async def _watch(self) -> None:
         while True:
             changed = asyncio.ensure_future(self._pool.change.wait())
-            left = [left_s for entry in self._pool.entries.values() if (left_s := self._left_s(entry)) is not None]
+            loaded = [entry for entry in self._pool.entries.values() if entry.state is EntryState.LOADED]
+            left = [left_s for entry in loaded if (left_s := self._left_s(entry)) is not None]
             if any(left_s <= 0 for left_s in left):
                 await self._unload_expired()
             else:

@@ -20,7 +20,7 @@ def load_waits(pool: EnginePool, entry: EnginePoolEntry) -> str | None:
         return None
     if entry.ticket.note not in (None, NO_NOTE):
         return entry.ticket.note
-    before = next((name for name, each in pool.entries.items() if each.state is EntryState.LOADING), None)
+    before = pool.loads.in_progress
     return NO_NOTE if before is None else f"waiting for `{before}` to be loaded first"
 
 

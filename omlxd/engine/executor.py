@@ -151,6 +151,8 @@ class PlanExecutor:
         for model in self._models.values():
             leaving = {request for request in model.requests if request not in plan.requests}
             if leaving:
+                # Those that stay are copied, layer by layer: all KV caches are more than that takes in passing.
+                buffer_cache.leave_room(self._gauges, plan.limits.hard_bytes, model.kv_bytes)
                 try:
                     model.remove(leaving)
                 except Exception as error:

@@ -51,7 +51,8 @@ class ResidentModel:
         self.in_step: set[str] = set()
         self._module = loaded.module
         self._prefixes = prefixes
-        self._waiting: list[Running] = []
+        self._waiting: list[Running] = []  # may be very many; no decode step looks at them
+        self._begun: list[Running] = []  # their prompts have a cache
         self._lone: dict[str, tuple[Running, decode_lanes.LoneDecode]] = {}
         self._rows: dict[int, Running] = {}
         self._batch: decode_lanes.DecodeBatch | None = None
@@ -73,7 +74,7 @@ class ResidentModel:
     def requests(self) -> list[str]:
         """Ids of all requests here, running first."""
         running = [*self._lone, *(row.order.request for row in self._rows.values())]
-        return running + [waiting.order.request for waiting in self._waiting]
+        return running + [prompt.order.request for prompt in (*self._begun, *self._waiting)]
 
     @property
     def batched(self) -> set[str]:
@@ -93,22 +94,24 @@ class ResidentModel:
 
     @property
     def prompts(self) -> list[Running]:
-        """Whose prompt may take a step, in the order they came: those that began, and others while there is room."""
-        is_room = self._begun < self.max_batch
-        return [request for request in self._waiting if request.cache or is_room]
+        """Whose prompt may take a step: those that began, and others while there is room, in the order they came."""
+        if not self._waiting or self._places <= 0:
+            return self._begun
+        return [*self._begun, *self._waiting]
 
     def granted_chunk_tokens(self, request: Running) -> int:
         """Tokens of a prefill step that memory was reserved for."""
         return request.order.prefill_chunk_tokens or self.prefill_chunk_tokens
 
     @property
-    def _begun(self) -> int:
-        return len(self._lone) + len(self._rows) + sum(bool(request.cache) for request in self._waiting)
+    def _places(self) -> int:
+        """How many more may begin."""
+        return self.max_batch - len(self._lone) - len(self._rows) - len(self._begun)
 
     @property
     def kv_bytes(self) -> int:
         """KV cache bytes of all requests here."""
-        total = sum(kv_caches.cache_bytes(waiting.cache) for waiting in self._waiting)
+        total = sum(kv_caches.cache_bytes(request.cache) for request in self._begun)
         total += sum(kv_caches.cache_bytes(lane.cache) for _, lane in self._lone.values())
         return total + (self._batch.nbytes if self._batch else 0)
 
@@ -131,6 +134,8 @@ class ResidentModel:
                 request.reused, request.cache = self._prefixes.begin(self.name, tokens)
             request.prefilled = request.reused
             request.cache = request.cache or kv_caches.make_cache(self._module)
+            self._waiting.remove(request)
+            self._begun.append(request)
         end = self._chunk_end(request, chunk_tokens)
         if end > request.prefilled:
             mlxlm.prefill_chunk(self._module, request.cache, tokens[request.prefilled : end])
@@ -139,7 +144,7 @@ class ResidentModel:
                 self._prefixes.keep_copy(self.name, tokens[:end], request.cache)
         request.kv_bytes = kv_caches.cache_bytes(request.cache)
         if request.prefilled == len(tokens) - 1:
-            self._waiting.remove(request)
+            self._begun.remove(request)
             request.prefilled = len(tokens)
             self._join(request, take)
         return request
@@ -164,7 +169,7 @@ class ResidentModel:
     def remove(self, requests: set[str]) -> list[str]:
         """Take requests out and give their KV caches back; the ids that were here."""
         here = [request for request in self.requests if request in requests]
-        self._waiting = [waiting for waiting in self._waiting if waiting.order.request not in requests]
+        self._keep_prompts(requests)
         for request in here:
             if request in self._lone:
                 self._drop_lone(request)
@@ -177,6 +182,7 @@ class ResidentModel:
         arrays = mlxlm.every_array(self._module) if self._module is not None else []
         self._module = None
         self._waiting.clear()
+        self._begun.clear()
         self._lone.clear()
         self._rows.clear()
         self._close_batch()
@@ -188,7 +194,7 @@ class ResidentModel:
 
         mlx-lm's batch may have lost its rows or hold them in any state: with one of them concerned all are dropped.
         """
-        self._waiting = [waiting for waiting in self._waiting if waiting.order.request not in concerned]
+        self._keep_prompts(concerned)
         for request in concerned & self._lone.keys():
             running, lane = self._lone.pop(request)
             lane.cache, running.cache = [], []
@@ -199,9 +205,15 @@ class ResidentModel:
     def reset(self) -> None:
         """Drop all requests, keep the model."""
         self._waiting.clear()
+        self._begun.clear()
         self._lone.clear()
         self._rows.clear()
         self._batch = None
+
+    def _keep_prompts(self, gone: set[str]) -> None:
+        """All but those whose prompts are given up."""
+        self._waiting = [request for request in self._waiting if request.order.request not in gone]
+        self._begun = [request for request in self._begun if request.order.request not in gone]
 
     def _start_together(self, first: Running, chunk_tokens: int) -> bool:
         """Hand short prompts that wait together to the batch as they are (8 of 30 tokens: 1.5 times faster)."""
@@ -210,7 +222,7 @@ class ResidentModel:
         for request in [first, *sorted(others, key=lambda other: other.left_tokens)]:
             longest = max(other.left_tokens for other in [*group, request])
             most = min(chunk_tokens, self.granted_chunk_tokens(request))
-            if request.cache or longest * (len(group) + 1) > most or self._begun + len(group) >= self.max_batch:
+            if request.cache or longest * (len(group) + 1) > most or len(group) >= self._places:
                 break
             if self._reusable(request):
                 break

@@ -93,6 +93,7 @@ def test_a_stop_now_ends_a_running_request_at_once(
     assert daemon.wait() in (0, 1)
 
 
+@pytest.mark.slow
 def test_after_kill_9_in_the_middle_of_an_answer_the_next_start_works_at_once(
     home_of: Callable[..., Daemon], small: Callable[..., Path]
 ) -> None:

@@ -28,7 +28,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
                 row = _measure(f"decide {policy}, {size} models, {what}", policy, entry, size, scratch.rounds(200, 20))
                 medians.append(row.ours.median)
                 yield row
-            yield alone(f"log-log slope {policy}, {what}", "", [_slope(SIZES, medians)])
+            yield alone(f"log-log slope {policy}, {what}", "", [slope(SIZES, medians)])
 
 
 def _measure(figure: str, policy: Policy, entry: Callable[[int, int], EntrySnapshot], size: int, rounds: int) -> Row:
@@ -62,7 +62,7 @@ def _busy(number: int, size: int) -> EntrySnapshot:
     return replace(_idle(number, size), last_used_s=float(size), running=1, leases=1, requests=requests)
 
 
-def _slope(sizes: Sequence[int], times_ms: Sequence[float]) -> float:
+def slope(sizes: Sequence[int], times_ms: Sequence[float]) -> float:
     """Least squares through the logarithms: 1 is linear."""
     xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in times_ms]
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import psutil
 from tests.bench.report import Judged, Row, Target, against
 from tests.bench.scratch import CHECKOUT, Scratch
 from tests.bench.servers import RunningDaemon, cpu_s, our_daemon
-from tests.bench.streaming import chat
+from tests.bench.streaming import chats
 
 PEER = "bare engine"
 PROMPT = "Tell me what a computer does with its memory when there is too little of it."
@@ -37,6 +36,7 @@ CASES = (
     _Case(50, 1, 64, AT_MOST_3_PERCENT),
     _Case(50, 8, 32, AT_MOST_3_PERCENT),
     _Case(5, 1, 512, None),  # smaller than any model in use: a token takes 1 ms, and the rest shows most
+    _Case(5, 8, 128, None),
 )
 
 
@@ -56,16 +56,15 @@ def run(scratch: Scratch) -> Iterator[Row]:
         with (
             our_daemon(scratch.home("overhead"), {"chat": model}, prefix_cache=0) as daemon,
             _bare_engine(model) as bare,
-            ThreadPoolExecutor(case.clients) as pool,
         ):
             daemon.load("chat")
             ours, peer = list[_Round](), list[_Round]()
             for number in range(scratch.rounds(12, 3) + 1):
                 prompts = [f"{number}.{client}: {PROMPT}" for client in range(case.clients)]
                 if number % 2:
-                    mine, theirs = _over_http(daemon, prompts, case, pool), _ask(bare, prompts, case)
+                    mine, theirs = _over_http(daemon, prompts, case), _ask(bare, prompts, case)
                 else:
-                    theirs, mine = _ask(bare, prompts, case), _over_http(daemon, prompts, case, pool)
+                    theirs, mine = _ask(bare, prompts, case), _over_http(daemon, prompts, case)
                 if number:  # the first round warms up
                     ours.append(mine)
                     peer.append(theirs)
@@ -84,10 +83,9 @@ def _rows(case: _Case, ours: Sequence[_Round], peer: Sequence[_Round]) -> Iterat
     yield against(f"processor time a token, {what}", "ms", costs[0], PEER, costs[1])
 
 
-def _over_http(daemon: RunningDaemon, prompts: Sequence[str], case: _Case, pool: ThreadPoolExecutor) -> _Round:
+def _over_http(daemon: RunningDaemon, prompts: Sequence[str], case: _Case) -> _Round:
     before_s = cpu_s(daemon.process)
-    asked = [pool.submit(chat, daemon.api, "chat", prompt, case.max_tokens) for prompt in prompts]
-    answers = [each.result() for each in asked]
+    answers = chats(daemon.api, "chat", prompts, case.max_tokens)
     took_s = max(answer.last_s for answer in answers) - min(answer.sent_s for answer in answers)
     tokens = sum(answer.tokens for answer in answers)
     cpu_ms = 1000 * (cpu_s(daemon.process) - before_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -180,6 +182,17 @@ class LedgerMachine(RuleBasedStateMachine):
         assert total.weights_bytes == sum(self.weights.values())
         assert total.committed_bytes <= LIMITS.soft_bytes
         assert total.committed_bytes + total.transient_bytes <= LIMITS.hard_bytes
+
+    @invariant()
+    def what_it_remembers_is_what_it_would_work_out(self) -> None:
+        total, afresh = self.ledger.total(), deepcopy(self.ledger)
+        for account in afresh._accounts.values():
+            rows = list(account.rows.values())
+            assert account.longest_tokens == max((row.tokens for row in rows), default=0)
+            account.prefill_bytes = sum(row.prefill_bytes for row in rows)
+            account.prefill_transient_bytes = max((row.prefill_transient_bytes for row in rows), default=0)
+            account.share = None
+        assert total == afresh.total()
 
     @invariant()
     def every_row_is_covered(self) -> None:

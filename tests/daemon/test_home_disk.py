@@ -80,6 +80,7 @@ def test_on_a_full_disk_it_starts_and_serves_and_what_cannot_be_saved_is_said(di
     assert (stopped.returncode, stopped.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_a_restart_neither_widens_the_limit_nor_loses_a_pin_unasked(disk: Path, omlxd: Omlxd) -> None:
     (disk / "omlxd.toml").write_text(MANIFEST.replace('[daemon]\nmax_memory = "100M"\n', ""))
     assert omlxd("start", "--max-memory", "100M").returncode == 0

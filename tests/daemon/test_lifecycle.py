@@ -316,6 +316,7 @@ def test_an_idle_daemon_is_small_and_has_imported_no_model_library(home: Path, s
     assert not [name for name in HEAVY if f"/site-packages/{name}/" in maps]
 
 
+@pytest.mark.slow
 def test_of_eight_starts_at_once_one_wins_and_the_others_say_who(home: Path, spawned: list[Process]) -> None:
     spawned += [spawn(home, wait=False) for _ in range(8)]
     told = [json.loads(read_line(process.ready["fd"])) for process in spawned]

@@ -26,8 +26,7 @@ async def test_a_load_and_its_request_say_who_is_in_the_way_and_what_is_short() 
         running = pool.generate("a", prompt="hi")
         await until_decoding(running)
         waiting = pool.generate("b", prompt="hi")
-        while monitor.model("b").waits_for in (None, "waiting for its turn"):
-            await pool.change.wait()
+        await until(lambda: monitor.model("b").waits_for not in (None, "waiting for its turn"))
         assert monitor.model("b").waits_for == "waiting for `a` to finish, 200 MiB short"
         views = {view.id: view.waits_for for view in monitor.requests()}
         load = "waiting for `b` to be loaded: waiting for `a` to finish, 200 MiB short"
@@ -99,8 +98,8 @@ async def test_a_request_that_waits_at_the_door_says_for_whom() -> None:
         await until_decoding(first)
         second = pool.generate("a", tokens=[1] * 700, max_tokens=100)
         monitor = MemoryMonitor(pool)
-        while (said := second.waits_for) is None:
-            await pool.change.wait()
+        await until(lambda: second.waits_for is not None)
+        said = str(second.waits_for)
         assert said.startswith("waiting for `a` to finish, ")
         assert said.endswith("MiB short")
         assert [view.waits_for for view in monitor.requests()] == [None, said]

@@ -77,12 +77,12 @@ def test_greedy_text_over_parks_is_the_undisturbed_text(
     expected = reference(path, prompts, 30)
     driver.load("m", path)
     driver.apply(prefill_chunk_tokens=64)
-    dice = random.Random(kind)
+    dice = random.Random(kind)  # they leave early: the engine goes on until it hears of it
     together = [
-        Stays(generation(name, "m", tokens, 30), sorted(dice.sample(range(1, 25), dice.randint(1, 3))))
+        Stays(generation(name, "m", tokens, 30), sorted(dice.sample(range(1, 12), dice.randint(1, 3))))
         for name, tokens in prompts.items()
     ]
-    alone = Stays(generation("alone", "m", prompts["r200"], 30), sorted(dice.sample(range(1, 25), 2)))
+    alone = Stays(generation("alone", "m", prompts["r200"], 30), sorted(dice.sample(range(1, 12), 2)))
     run_with_parks(driver, *together)
     run_with_parks(driver, alone)
     codec = driver.engine.codec("m")

@@ -8,6 +8,7 @@ for it by ending. The next block of what runs comes before everybody at the door
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -139,7 +140,7 @@ class Door:
         return answer.chunk_tokens
 
     async def _in_turn(self, ticket: Ticket) -> int | None:
-        self._queue.append(ticket)
+        insort(self._queue, ticket, key=lambda each: each.generation.order)
         self.wake()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="omlxd-door")

@@ -300,6 +300,7 @@ class Serving:
             constraint=request.constraint,
             ignore_eos=wish.ignore_eos,
             cache_prompt=wish.cache_prompt,
+            arrival=generation.order,
         )
 
     def _tell_waiting(self, entry: EnginePoolEntry, generation: Generation) -> None:

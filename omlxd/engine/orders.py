@@ -91,6 +91,8 @@ class GenerationOrder:
             more may come.
         ignore_eos: the model's end-of-text tokens do not end the answer.
         cache_prompt: whether it may begin with what the prefix cache has, and leave something there.
+        arrival: the place of the request among all, in the order they were asked; tokenizing, waiting and parking end
+            in another order.
     """
 
     request: str
@@ -106,6 +108,7 @@ class GenerationOrder:
     constraint: Constraint | None = None
     ignore_eos: bool = False
     cache_prompt: bool = True
+    arrival: int = 0
 
 
 @dataclass(frozen=True, slots=True)

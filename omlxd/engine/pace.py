@@ -52,7 +52,7 @@ class Pace:
     ) -> PromptTurn | LoadTurn | None:
         """Whose turn it is, by `core.turns`; None when nobody waits."""
         prompts = [(model, request) for model in models for request in model.prompts]
-        prompts.sort(key=lambda prompt: prompt[1].came_s)
+        prompts.sort(key=lambda prompt: (prompt[1].order.arrival, prompt[1].came_s))
         waiting = [self._waiting(model, request, now_s) for model, request in prompts]
         if load:
             left_s = (load.total_bytes - load.done_bytes) / (self._bytes_per_s or UNKNOWN_BYTES_PER_S)

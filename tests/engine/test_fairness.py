@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -51,6 +52,18 @@ def test_a_short_prompt_has_its_first_token_after_the_running_chunk_of_a_long_on
         assert between(driver, since, is_chunk_of("long")) <= STEPS_BEFORE
     assert not any(isinstance(event, Generated) and event.request == "long" for event in driver.seen)
     driver.drop("long")
+
+
+def test_of_prompts_that_are_equally_long_the_one_asked_first_goes_first(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model("llama", 3_000_000))
+    later = replace(generation("later", "m", prompt(3_000, 1), 3), arrival=2)
+    first = replace(generation("first", "m", prompt(3_000, 2), 3), arrival=1)
+    driver.start(later, first)  # as they come when the first took longer to tokenize
+    driver.until(Generated)
+    assert [event.request for event in driver.seen if isinstance(event, Generated)] == ["first"]
+    driver.drop("later", "first")
 
 
 def test_a_short_prompt_has_its_first_token_after_the_running_slice_of_a_load(

@@ -27,10 +27,17 @@ _N = TypeVar("_N", bound=Named)
 
 
 def chosen(listed: Sequence[_N], names: Sequence[str]) -> list[_N]:
-    """Those of these names in the list's order, all when there are none; KeyError for an unknown one."""
-    by_name = {each.name: each for each in listed}
-    wanted = {by_name[name].name for name in names} or by_name.keys()
-    return [each for each in listed if each.name in wanted]
+    """Those of these names in the list's order, all when there are none; KeyError for an unknown one.
+
+    `this` stands for all whose names begin with `this-`, too.
+    """
+    wanted: set[str] = set()
+    for name in names:
+        these = {each.name for each in listed if each.name == name or each.name.startswith(f"{name}-")}
+        if not these:
+            raise KeyError(name)
+        wanted |= these
+    return [each for each in listed if each.name in wanted or not names]
 
 
 def ask(parser: argparse.ArgumentParser, listed: Sequence[_N], kind: str) -> tuple[argparse.Namespace, list[_N]]:
@@ -43,7 +50,7 @@ def ask(parser: argparse.ArgumentParser, listed: Sequence[_N], kind: str) -> tup
     arguments = parser.parse_args()
     if arguments.list:
         for each in listed:
-            print(f"{each.name:<14}{each.what}")
+            print(f"{each.name:<16}{each.what}")
         sys.exit(0)
     try:
         wanted = chosen(listed, arguments.names)

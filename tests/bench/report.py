@@ -42,7 +42,7 @@ class Target:
     at_most: bool = True
 
     def __str__(self) -> str:
-        return f"{self.judged} {'≤' if self.at_most else '≥'} {_number(self.bound)}"
+        return f"{self.judged} {'≤' if self.at_most else '≥'} {number(self.bound)}"
 
     def is_met(self, row: Row) -> bool | None:
         """None when the row has no ratio to judge."""
@@ -63,7 +63,7 @@ class Row:
         figure: what was measured, in plain words.
         unit: of `ours` and `peer`.
         ours, peer: the measurements.
-        peer_name: what it is compared with.
+        peer_name: what it is compared with; without `peer` it could not be measured, and `note` says why.
         ratio: ours / peer, round by round, so that noise which both saw cancels out.
         target: None for a figure that only informs.
         note: what a reader should know about this run of it.
@@ -123,6 +123,11 @@ def beside(
     return Row(figure, unit, Spread.of(ours), peer_name, Spread.of(peer), target=target, note=note)
 
 
+def unable(figure: str, unit: str, ours: Sequence[float], peer_name: str, why: str) -> Row:
+    """A figure that a peer has none of."""
+    return Row(figure, unit, Spread.of(ours), peer_name, note=why)
+
+
 def percentile_95(values: Sequence[float]) -> float:
     """The value that 95 % are not above."""
     return sorted(values)[int(0.95 * (len(values) - 1))]
@@ -134,7 +139,7 @@ def format_row(row: Row) -> str:
     cells = [
         f"{row.figure:<46}",
         f"{_spread(row.ours)} {row.unit}".ljust(34),
-        (f"{row.peer_name} {_spread(row.peer)}" if row.peer else "").ljust(44),
+        (f"{row.peer_name} {_spread(row.peer) if row.peer else '–'}" if row.peer_name else "").ljust(44),
         (f"ratio {_spread(row.ratio)}" if row.ratio else "").ljust(26),
         (str(row.target) if row.target else "").ljust(16),
         f"{verdict:<8}load {row.load_average:.1f}",
@@ -145,11 +150,11 @@ def format_row(row: Row) -> str:
 
 def _spread(spread: Spread) -> str:
     if spread.count == 1:
-        return _number(spread.median)
-    return f"{_number(spread.median)} [{_number(spread.low)}, {_number(spread.high)}]"
+        return number(spread.median)
+    return f"{number(spread.median)} [{number(spread.low)}, {number(spread.high)}]"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits that count, without an exponent."""
     if value == 0:
         return "0"

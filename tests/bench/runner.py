@@ -30,13 +30,17 @@ from tests.bench import (
     swaps,
     throughput,
 )
+from tests.bench.peers import cap as peers_cap
+from tests.bench.peers import enforcer, impatient, mix, names, streams
+from tests.bench.peers import latency as peers_latency
+from tests.bench.peers import swaps as peers_swaps
 from tests.bench.report import Row
 from tests.bench.scratch import Scratch
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One file of this package."""
+    """One file of this package; those of a folder in it have its name before theirs."""
 
     name: str
     what: str
@@ -67,13 +71,26 @@ BENCHES = (
     Bench("swaps", "two models that do not fit together, in turns and without", swaps.run),
     Bench("plan", "`omlxd plan` for a real model, against what it then takes", plan.run),
     Bench("react", "from pressure to memory back: a lowered limit, a growing decode", react.run),
+    Bench("peers-streams", "other servers: one stream and eight", streams.run),
+    Bench("peers-swaps", "other servers: two models that take turns under a limit for one", peers_swaps.run),
+    Bench("peers-mix", "other servers: three models in bursts under a limit for one and a half", mix.run),
+    Bench("peers-cap", "other servers: a long prompt under a limit", peers_cap.run),
+    Bench("peers-latency", "other servers: first tokens of a resident model beside loads", peers_latency.run),
+    Bench("peers-names", "other servers: a name that is not there, and who asks next", names.run),
+    Bench("peers-impatient", "other servers: clients that leave their prompts", impatient.run),
+    Bench("peers-enforcer", "another enforcer: memory that grows 1 GB/s", enforcer.run),
 )
 
 
-def run(benches: Sequence[Bench], *, quick: bool) -> Iterator[tuple[Bench, Row]]:
-    """Each row as soon as it is there; models and homes live in a directory that goes away at the end."""
+def run(benches: Sequence[Bench], *, quick: bool, peers: Path) -> Iterator[tuple[Bench, Row]]:
+    """Each row as soon as it is there; models and homes live in a directory that goes away at the end.
+
+    Args:
+        quick: few rounds.
+        peers: where other servers are installed, once.
+    """
     with tempfile.TemporaryDirectory(prefix="omlxd-bench-") as root:
-        scratch = Scratch(Path(root), quick)
+        scratch = Scratch(Path(root), quick, peers)
         for bench in benches:
             for row in bench.run(scratch):
                 yield bench, row

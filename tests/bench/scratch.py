@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.bench.peers.venvs import DEFAULT_FOLDER
+
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _MAKE: Final = (
     "import json, sys; from pathlib import Path; from omlxd.engine.demo_models import make_tiny;"
@@ -25,10 +27,12 @@ class Scratch:
     Attributes:
         root: removed after the run.
         quick: take few rounds, to see that a bench works.
+        peers: where other servers are installed, each in a virtual environment; kept.
     """
 
     root: Path
     quick: bool = False
+    peers: Path = DEFAULT_FOLDER
 
     def rounds(self, full: int, quick: int = 3) -> int:
         """How many rounds to take."""

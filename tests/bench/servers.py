@@ -78,7 +78,7 @@ def our_daemon(
 @contextmanager
 def mlx_lm_server(model: Path) -> Iterator[tuple[Address, psutil.Process]]:
     """Start `mlx_lm.server` from the same environment and wait until it answers."""
-    address = ("127.0.0.1", _free_port())
+    address = ("127.0.0.1", free_port())
     command = [sys.executable, "-m", "mlx_lm.server", "--model", str(model), "--port", str(address[1])]
     process = psutil.Popen(
         [*command, "--log-level", "ERROR"], cwd=model.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -108,7 +108,7 @@ def _end(process: psutil.Process | psutil.Popen) -> None:
         pass
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -53,8 +53,12 @@ def test_json_carries_the_verdict_and_the_bound_in_words() -> None:
 
 def test_every_bench_of_the_package_is_in_the_list() -> None:
     folder = Path(tests.bench.__file__).parent
-    with_rows = {path.stem for path in folder.glob("*.py") if "def run(scratch: Scratch)" in path.read_text()}
-    assert with_rows == {bench.name for bench in BENCHES}
+    files = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py") if _has_rows(path)}
+    assert {"-".join(file.parts) for file in files} == {bench.name for bench in BENCHES}
+
+
+def _has_rows(path: Path) -> bool:
+    return "def run(scratch: Scratch)" in path.read_text()
 
 
 def test_benches_run_in_the_suite_s_order_whatever_order_they_are_named_in() -> None:
@@ -62,3 +66,9 @@ def test_benches_run_in_the_suite_s_order_whatever_order_they_are_named_in() -> 
     assert chosen(BENCHES, []) == list(BENCHES)
     with pytest.raises(KeyError):
         chosen(BENCHES, ["unknown"])
+
+
+def test_a_group_s_name_stands_for_all_of_it() -> None:
+    names = [bench.name for bench in chosen(BENCHES, ["peers"])]
+    assert "peers-streams" in names
+    assert all(name.startswith("peers-") for name in names)

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "unpin": "models",
     "limit": "limit",
     "plan": "plan",
+    "bench": "bench",
     "run": "run",
     "requests": "requests",
     "abort": "requests",

@@ -120,6 +120,8 @@ class ModelView:
     `load_progress` is 0 to 1 and `load_left_s` a guess, both while it is being loaded; `waits_for` says in words what
     its load waits for before that.
     `removed` says that a newer manifest does not have it, and that it goes when its requests have ended.
+    `load_s` and `load_disk_bytes` are what its last load has taken and had read from the disk (null where nobody counts
+    that), `vocab_size` what that has found.
     """
 
     name: str
@@ -143,6 +145,9 @@ class ModelView:
     load_left_s: float | None = None
     waits_for: str | None = None
     removed: bool = False
+    load_s: float | None = None
+    load_disk_bytes: int | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

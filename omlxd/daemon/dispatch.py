@@ -207,6 +207,8 @@ class Dispatch:
             case Finished(request=request, reason=reason):
                 if (attempt := self._begun(request)) is not None:
                     attempt.generation.stop = event.stop
+                    if attempt.generation.measured is not None:
+                        attempt.generation.measured.model_kv_bytes = event.model_kv_bytes
                     self.finish(attempt.generation, reason)
                 self._gone(request)
             case RequestFailed(request=request, error=error):
@@ -220,7 +222,10 @@ class Dispatch:
 
     def _prefilled(self, attempt: Attempt, event: Prefilled) -> None:
         pool, generation = self._pool, attempt.generation
-        learn_from(pool, attempt.entry, event, event.done - max(attempt.prefilled_tokens, event.reused))
+        run_tokens = event.done - max(attempt.prefilled_tokens, event.reused)
+        if generation.measured is not None:
+            generation.measured.prefilled(attempt.entry.costs, event, run_tokens)
+        learn_from(pool, attempt.entry, event, run_tokens)
         attempt.prefilled_tokens = event.done
         attempt.prefill_kv_bytes = event.kv_bytes if event.done < event.total else None
         generation.prefilled(event.done, event.reused)

@@ -31,10 +31,15 @@ KEPT_SAMPLES = 32
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What the last finished load took: seconds, and the models that were evicted for it."""
+    """What the last finished load took: seconds, and the models that were evicted for it.
+
+    `disk_bytes` were read from the disk meanwhile, None where nobody counts; `vocab_size` is what it has found.
+    """
 
     load_s: float
     evicted: tuple[str, ...] = ()
+    disk_bytes: int | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,9 @@ class LoadQueue:
             entry.context_length = info.context_length
             entry.turn = Turn(entry.clock(), frozenset(entry.requests), kept=ticket.by_user)
             link.wanted.resident.add(entry.name)
-            entry.last_load = LoadReport(info.load_s, tuple(ticket.evicted))
+            entry.last_load = LoadReport(info.load_s, tuple(ticket.evicted), info.disk_bytes, info.vocab_size)
             figures = {"weights_bytes": info.weights_bytes, "load_s": info.load_s, "evicted": list(ticket.evicted)}
+            figures["disk_bytes"] = info.disk_bytes
             self._emit(EventName.LOAD_FINISHED, entry, figures)
             self._finish(ticket, None)
         link.changed()

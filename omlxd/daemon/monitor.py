@@ -93,6 +93,7 @@ class MemoryMonitor:
 
     def _view(self, entry: EnginePoolEntry, figures: _Figures) -> ModelView:
         name, now_s, used_s, parked = entry.name, figures.now_s, entry.last_used, len(entry.parked)
+        last = entry.last_load
         return ModelView(
             name=name,
             state=entry.state,
@@ -115,6 +116,9 @@ class MemoryMonitor:
             waits_for=load_waits(self._pool, entry),
             context_length=entry.context_length,
             error=None if entry.error is None or entry.state is EntryState.LOADED else entry.error.message,
+            load_s=last.load_s if last is not None else None,
+            load_disk_bytes=last.disk_bytes if last is not None else None,
+            vocab_size=last.vocab_size if last is not None else None,
         )
 
 

@@ -163,12 +163,14 @@ class Answer:
     def closing(self, index: int) -> bytes:
         """The last frame of a choice, with the generation's figures."""
         reply = self.replies[index]
-        figures = {
+        figures: dict[str, Any] = {
             "prompt_tokens": reply.generation.prompt_tokens,
             "generated_tokens": reply.generation.generated_tokens,
             "first_token_s": reply.generation.first_token_s,
             "tokens_per_s": reply.generation.tokens_per_s,
         }
+        if (measured := reply.generation.measured) is not None:
+            figures["measured"] = {"request": reply.generation.id, **measured.to_json()}
         return self._framed(_choice(index, self.shape.closing(), reply.finish_reason), omlxd=figures)
 
     def counts(self) -> list[bytes]:

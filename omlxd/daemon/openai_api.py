@@ -18,6 +18,7 @@ from omlxd.daemon.bodies import read_body
 from omlxd.daemon.http_errors import JsonResponse, error_content, internal_error, outward
 from omlxd.daemon.keep_alive import granted_s
 from omlxd.daemon.listening import close_all, hear_pieces, wait_before_stream, waiting_for
+from omlxd.daemon.measured import Measured
 from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
 from omlxd.daemon.openai_bodies import AnswerBody, ChatBody, CompletionBody
 from omlxd.daemon.openai_forms import SCHEMA_FIELD
@@ -72,13 +73,21 @@ class _OpenAiApi:
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         prompts = [{"prompt": each} if isinstance(each, str) else {"tokens": each} for each in body.prompts]
-        generations = await self._start(body, prompts, body.max_tokens)
+        own: Options = {"ignore_eos": bool(body.ignore_eos), "cache_prompt": body.cache_prompt is not False}
+        generations = await self._start(body, prompts, body.max_tokens, own)
+        if body.timings:
+            for generation in generations:  # before the first of them has run: nothing is waited for in between
+                generation.measured = Measured()
         replies = [Reply(generation, is_chat=False) for generation in generations]
         answer = Answer(CompletionShape(), replies, body.includes_usage, len(prompts))
         return await self._answer(request, body, answer)
 
     async def _start(
-        self, body: AnswerBody, prompts: Sequence[Mapping[str, Any]], max_tokens: int | None
+        self,
+        body: AnswerBody,
+        prompts: Sequence[Mapping[str, Any]],
+        max_tokens: int | None,
+        own: Options | None = None,
     ) -> list[Generation]:
         """A generation for each choice of each prompt; all or none."""
         form = await settle(body.form, SCHEMA_FIELD, body.tool_fields)
@@ -86,7 +95,7 @@ class _OpenAiApi:
         try:
             for prompt in prompts:
                 for choice in range(body.choices):
-                    options = sampling_options(body, choice)
+                    options = sampling_options(body, choice) | (own or {})
                     options |= {"max_tokens": max_tokens, "form": form, "keep_alive_s": self._keep_alive_s(body)}
                     started.append(self._daemon.pool.generate(body.model, **prompt, **options))
         except OmlxError:

@@ -216,11 +216,20 @@ class CompletionBody(AnswerBody):
     echo: Literal[False] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: None = None
+    ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
+    timings: bool | None = None
 
     @model_validator(mode="after")
     def _all_answers(self) -> CompletionBody:
         if self.best_of not in (None, self.choices):
             raise problem_of("best_of", "must be `n`: no answers are thrown away")
+        return self
+
+    @model_validator(mode="after")
+    def _timings_of_a_stream(self) -> CompletionBody:
+        if self.timings and not self.stream:
+            raise problem_of("timings", "needs `stream` to be true")
         return self
 
     @model_validator(mode="after")

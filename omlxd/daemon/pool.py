@@ -301,6 +301,8 @@ class EnginePool:
             form: what the answer is held to, whatever the model would rather say; None for nothing.
             keep_alive_s: seconds that the model is kept when nobody uses it after this request, infinite for no end;
                 None for its own `ttl`.
+            ignore_eos: the answer goes on behind an end that the model makes; not with a form.
+            cache_prompt: whether it may use the prefix cache, and leave something there (the default).
 
         Raises:
             UnknownModel: no such model.

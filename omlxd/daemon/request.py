@@ -11,6 +11,7 @@ from typing import Protocol
 from omlxd.core.errors import OmlxError
 from omlxd.core.snapshot import Limits
 from omlxd.core.states import FinishReason, RequestState, RequestView
+from omlxd.daemon.measured import Measured
 from omlxd.daemon.told_logprobs import ToldLogprobs
 from omlxd.engine.events import TokenLogprob
 
@@ -69,6 +70,7 @@ class Generation:
         finish_reason: set when it ended well.
         stop: the stop sequence that ended it, if one did.
         error: set when it did not.
+        measured: what is measured of it, when its client has asked for that.
     """
 
     def __init__(self, request_id: str, model: str, owner: Owner, clock: Callable[[], float], order: int = 0) -> None:
@@ -93,6 +95,7 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.stop: str | None = None
         self.error: OmlxError | None = None
+        self.measured: Measured | None = None
         self.stays = 0  # how often it was given to the engine
         self.started = False  # the engine has told something about it
         self._owner = owner
@@ -255,6 +258,8 @@ class Generation:
         self.vain_parks, self.vain_s = 0, 0.0
         self.generated += token_ids
         self.generated_tokens += tokens
+        if self.measured is not None:
+            self.measured.generated(now_s - self._started_s, tokens)
         self._chunks.append(Chunk(text, tokens, self._logprobs.add(text, held_characters, logprobs)))
         self._news.set()
 

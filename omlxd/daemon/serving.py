@@ -272,7 +272,7 @@ class Serving:
 
     async def _end_early(self, request: Request, cut: Cut) -> None:
         """End it well, with what it has generated: also the text that was held back for more to come."""
-        generation, codec = request.generation, self._pool.engine.codec(request.entry.name)
+        generation, codec = request.generation, self._pool.engine.codec(request.entry.name) or request.codec
         if codec is not None:
             tokens, stop = tuple(generation.generated), request.wish.stop
             rest = await asyncio.get_running_loop().run_in_executor(self._threads, codec.held_back, tokens, stop)
@@ -295,9 +295,11 @@ class Serving:
             wish.sampling,
             wish.stop,
             generated=tuple(generation.generated),
-            shared_tokens=generation.shared_tokens,
+            shared_tokens=generation.shared_tokens if wish.cache_prompt else 0,
             top_logprobs=wish.top_logprobs,
             constraint=request.constraint,
+            ignore_eos=wish.ignore_eos,
+            cache_prompt=wish.cache_prompt,
             arrival=generation.order,
         )
 

@@ -107,6 +107,8 @@ class Options(TypedDict, total=False):
     top_logprobs: int | None
     form: AnswerForm | None
     keep_alive_s: float | None
+    ignore_eos: bool
+    cache_prompt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class Wish:
     top_logprobs: int | None = None
     form: AnswerForm | None = None
     keep_alive_s: float | None = None
+    ignore_eos: bool = False
+    cache_prompt: bool = True
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest when a token of `logit_bias` is beyond the vocabulary."""
@@ -165,7 +169,10 @@ def check_wish(options: Options) -> Wish:
     )
     keep_alive_s = options.get("keep_alive_s")
     _must("keep_alive", keep_alive_s is None or keep_alive_s >= 0, "at least 0 seconds")
-    return Wish(sampling, max_tokens, stops, top_logprobs, options.get("form"), keep_alive_s)
+    ignore_eos, cache_prompt = options.get("ignore_eos", False), options.get("cache_prompt", True)
+    form = options.get("form")
+    _must("ignore_eos", not ignore_eos or form is None, "left out of an answer that is held to a form")
+    return Wish(sampling, max_tokens, stops, top_logprobs, form, keep_alive_s, ignore_eos, cache_prompt)
 
 
 def _must(param: str, good: bool, be: str) -> None:

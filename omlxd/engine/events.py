@@ -15,12 +15,16 @@ from omlxd.core.states import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a finished load found out; bytes, tokens, seconds."""
+    """What a finished load found out; bytes, tokens, seconds.
+
+    `disk_bytes` is what the process has read from the disk meanwhile, None where that is not known.
+    """
 
     weights_bytes: int
     context_length: int | None
     vocab_size: int
     load_s: float
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,8 @@ class Prefilled(EngineEvent):
 
     `transient_bytes` is what the step held at its peak beyond what it left behind, `kv_bytes` the request's KV cache
     now; both 0 when the step measured nothing (short prompts that went bare into the batch). `reused` of the `done`
-    tokens were not run, but found in the prefix cache.
+    tokens were not run, but found in the prefix cache. `live_bytes` and `peak_bytes` are what all models held before
+    the step, and at its peak.
     """
 
     request: str
@@ -91,6 +96,8 @@ class Prefilled(EngineEvent):
     transient_bytes: int = 0
     kv_bytes: int = 0
     reused: int = 0
+    live_bytes: int = 0
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +140,14 @@ class Generated(EngineEvent):
 class Finished(EngineEvent):
     """The request ended well; its KV cache is free. Nothing follows for it.
 
-    `stop` is the stop sequence that ended it, if one did.
+    `stop` is the stop sequence that ended it, if one did; `model_kv_bytes` what the KV caches of its model's requests
+    took together just before.
     """
 
     request: str
     reason: FinishReason
     stop: str | None = None
+    model_kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.report import Report
 from omlxd.engine.resident import ResidentModel
-from omlxd.engine.text import ChatCodec
 from omlxd.engine.unloading import give_back
+from omlxd.engine.warm_codecs import WarmCodecs
 
 
 class PlanExecutor:
@@ -46,14 +46,14 @@ class PlanExecutor:
         report: what happened, and is to be sent on.
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
         prefixes: what ended requests have left for later ones.
-        codecs: tokenizers of all models whose loads have opened their files so far.
+        codecs: the tokenizers that are kept, of models that are loaded and others.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
-        self.report = Report()
+        self.report = Report(lambda model: self._models[model].kv_bytes)
         self.kv_bytes: dict[str, int] = {}
         self.prefixes = PrefixCaches()
-        self.codecs: dict[str, ChatCodec] = {}
+        self.codecs = WarmCodecs(gauges.grow_base)
         self.started = False
         self._gauges, self._clock = gauges, clock
         self._plan = Plan()
@@ -64,7 +64,6 @@ class PlanExecutor:
         self._pace = Pace()
         self._load: SlicedLoad | None = None
         self._last_order = 0
-        self._warm: dict[str, tuple[object, ChatCodec]] = {}
         self._kv_at = 0.0
 
     @property
@@ -95,7 +94,10 @@ class PlanExecutor:
         On its own, since the round may stand still behind it: what it holds must not outlive the step, or a request
         that is taken out meanwhile keeps its KV cache.
         """
-        turn = self._pace.next_turn(self._models.values(), self._load, self._clock())
+        load = self._load
+        if load and load.awaits_codec and any(model.prompts or model.decoding for model in self._models.values()):
+            load = None  # it is not kept waiting, it waits
+        turn = self._pace.next_turn(self._models.values(), load, self._clock())
         if isinstance(turn, PromptTurn):
             self._leave_room()
             self._prefill(turn)
@@ -138,9 +140,10 @@ class PlanExecutor:
         for name in list(self._models):
             if name not in plan.resident and plan.seen_seq >= self._done_seq[name]:
                 self._unload(name)
+        self.codecs.use(plan.resident | ({plan.load.model} if plan.load else set()))
         if plan.load and plan.load.id > self._last_order and self._load is None:
             self._last_order = plan.load.id
-            self._load = SlicedLoad(plan.load, self._gauges, self._warm, self._clock())
+            self._load = SlicedLoad(plan.load, self._gauges, self.codecs, self._clock())
         self._add_requests(plan)
 
     def _remove_requests(self, plan: Plan) -> None:
@@ -240,7 +243,6 @@ class PlanExecutor:
         self._models.clear()
         if self._load:
             self._end_load(self._load, closing)
-        self._warm.clear()
         if self.started:
             mlxlm.release_memory()
 
@@ -257,9 +259,9 @@ class PlanExecutor:
             self.report.stumbled(load.order.model, "load", error)
             self._end_load(load, mishaps.failure(load.order.model, error))
             return
-        if load.codec is not None:
-            self.codecs[load.order.model] = load.codec  # before the weights: prompts can be judged meanwhile
         load.moved_s = self._clock()
+        if load.codec is None:
+            return  # nothing to tell: its tokenizer comes before the weights, so that prompts can be judged meanwhile
         self._pace.loaded(load.done_bytes - done_bytes, load.moved_s - began_s)
         self.report.tell(LoadProgress, load.order.id, load.order.model, load.done_bytes, load.total_bytes)
         if loaded:
@@ -272,7 +274,8 @@ class PlanExecutor:
             loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits, self.prefixes
         )
         self._gauges.unsettle()
-        info = ModelInfo(loaded.weights_bytes, loaded.codec.context_length, loaded.codec.vocab_size, loaded.load_s)
+        codec, took = loaded.codec, (loaded.load_s, loaded.disk_bytes)
+        info = ModelInfo(loaded.weights_bytes, codec.context_length, codec.vocab_size, *took)
         done = self.report.tell(LoadDone, load.order.id, name, info, self._gauges.read(at_rest=False))
         self._done_seq[name] = done.seq
 
@@ -290,7 +293,7 @@ class PlanExecutor:
     def _prefill(self, turn: PromptTurn) -> None:
         model, head, before = turn.model, turn.request.order.request, turn.request.prefilled
         self._gauges.reset_peak()
-        began_s = self._clock()
+        began_s, live = self._clock(), self._gauges.active_bytes()
         try:
             request = model.prefill_step(turn.request, turn.chunk_tokens, self.report.token)
         except Exception as error:
@@ -301,7 +304,8 @@ class PlanExecutor:
             run_tokens = min(turn.chunk_tokens, request.prefilled - max(before, request.reused))
             self._pace.prefilled(model.name, run_tokens, request.moved_s - began_s)
             total, transient = len(request.tokens), self._gauges.above_active_bytes()
-            figures = (request.prefilled, total, transient, request.kv_bytes, request.reused)
+            peak = self._gauges.active_bytes() + transient
+            figures = (request.prefilled, total, transient, request.kv_bytes, request.reused, live, peak)
             self.report.tell(Prefilled, head, *figures)
         self.report.finished()
 

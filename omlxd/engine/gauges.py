@@ -113,8 +113,12 @@ class Gauges:
         self._unsettled_until = self._clock() + SETTLE_S
 
     def grow_base(self, growth_bytes: int) -> None:
-        """Something small and lasting (a tokenizer) was added to the process."""
-        self.base_bytes += max(0, growth_bytes)
+        """Something small and lasting (a tokenizer) was added to the process, or taken out of it again (negative)."""
+        self.base_bytes = max(0, self.base_bytes + growth_bytes)
+
+    def beside_mlx_bytes(self) -> int:
+        """The footprint without what MLX has: what something else adds to the process while models run."""
+        return self.backend.footprint_bytes() - self.active_bytes() - self.cache_bytes()
 
     @property
     def sample_due(self) -> bool:

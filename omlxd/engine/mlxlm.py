@@ -1,7 +1,8 @@
 """mlx-lm and MLX as libraries: import, lazy load, a prefill step, what is in flight, and what is given back.
 
-With `kv_caches` and `decode_lanes` all that leans on mlx-lm's internals; `tests/engine/test_mlxlm_contract.py` says
-what moved when an upgrade breaks it. All functions run on the engine's thread.
+With `kv_caches`, `decode_lanes` and `patient_reading` all that leans on mlx-lm's internals;
+`tests/engine/test_mlxlm_contract.py` says what moved when an upgrade breaks it. All functions but the import, and those
+about tokenizers, run on the engine's thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omlxd.engine.patient_reading import patiently
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -83,11 +86,19 @@ def _without_glob_characters(folder: Path) -> Iterator[Path]:
         yield plain
 
 
+def load_config(folder: Path) -> dict[str, Any]:
+    """The model's config as mlx-lm reads it: with what `generation_config.json` says of the end of a text."""
+    from mlx_lm.utils import load_config as load
+
+    return dict(load(folder))
+
+
 def load_tokenizer(folder: Path, config: dict[str, Any]) -> Any:
-    """mlx-lm's tokenizer wrapper, with the end-of-text ids of the model's config."""
+    """mlx-lm's tokenizer wrapper, with the end-of-text ids of the model's config; on any thread."""
     from mlx_lm.utils import load_tokenizer as load
 
-    return load(folder, eos_token_ids=config.get("eos_token_id"))
+    with patiently(folder):
+        return load(folder, eos_token_ids=config.get("eos_token_id"))
 
 
 def every_array(model: Any) -> list[mx.array]:

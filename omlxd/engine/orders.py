@@ -89,6 +89,8 @@ class GenerationOrder:
         prefill_chunk_tokens: what was reserved for one prefill step of this prompt; None takes the plan's.
         constraint: the grammar that the answer follows, from the model's own codec; it ends the answer when nothing
             more may come.
+        ignore_eos: the model's end-of-text tokens do not end the answer.
+        cache_prompt: whether it may begin with what the prefix cache has, and leave something there.
         arrival: the place of the request among all, in the order they were asked; tokenizing, waiting and parking end
             in another order.
     """
@@ -104,6 +106,8 @@ class GenerationOrder:
     shared_tokens: int = 0
     top_logprobs: int | None = None
     constraint: Constraint | None = None
+    ignore_eos: bool = False
+    cache_prompt: bool = True
     arrival: int = 0
 
 

@@ -97,7 +97,10 @@ class Engine(Protocol):
         ...
 
     def codec(self, model: str) -> TextCodec | None:
-        """The tokenizer of a model, else None: from its first load's first `LoadProgress`, or `read_codec`, on."""
+        """The tokenizer of a model, else None: from its load's first `LoadProgress`, or `read_codec`, on.
+
+        It stays while the model is loaded, and of those that are not loaded the ones used last stay.
+        """
         ...
 
     def read_codec(self, order: LoadOrder) -> TextCodec:

@@ -19,15 +19,19 @@ _Figures = ParamSpec("_Figures")
 class Report:
     """Events, from where they happen to whoever sends them on.
 
+    Args:
+        kv_bytes_of: what a model's KV caches take now, in bytes.
+
     Attributes:
         events: what happened since it was last taken, in order.
         ended: requests that have had their end told, or are about to, and that the plan still names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kv_bytes_of: Callable[[str], int]) -> None:
         self.events: list[EngineEvent] = []
         self.ended: set[str] = set()
-        self._finished: list[tuple[str, FinishReason | OmlxError, str | None]] = []
+        self._kv_bytes_of = kv_bytes_of
+        self._finished: list[tuple[str, FinishReason | OmlxError, str | None, int]] = []
         self._seq = 0
 
     def tell(
@@ -64,17 +68,17 @@ class Report:
             end = guide_failed(request.order.model, request.problem)
         if end is None:
             return True
-        self._end(name, end, request.text.stopped_by)
+        self._end(name, end, request.text.stopped_by, self._kv_bytes_of(request.order.model))
         return False
 
     def finished(self) -> None:
         """Tell who ended in a step: only after it, when the KV caches of those who finished in it are free."""
         finished, self._finished = self._finished, []
-        for name, end, stop in finished:
+        for name, end, stop, kv_bytes in finished:
             if isinstance(end, OmlxError):
                 self.failed(name, end)
             else:
-                self.tell(Finished, name, end, stop)
+                self.tell(Finished, name, end, stop, kv_bytes)
 
     def failed(self, request: str, error: OmlxError) -> None:
         """A request ended with an error."""
@@ -92,6 +96,8 @@ class Report:
         what = type(error).__name__ if mishaps.may_quote(error) else f"{type(error).__name__}: {error}"
         self.tell(StepFailed, model, step, what, mishaps.frames(error))
 
-    def _end(self, request: str, end: FinishReason | OmlxError, stopped_by: str | None = None) -> None:
+    def _end(
+        self, request: str, end: FinishReason | OmlxError, stopped_by: str | None = None, kv_bytes: int = 0
+    ) -> None:
         self.ended.add(request)
-        self._finished.append((request, end, stopped_by))
+        self._finished.append((request, end, stopped_by, kv_bytes))

@@ -8,7 +8,9 @@ prefills them at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from omlxd.core.costs import BLOCK_TOKENS
 from omlxd.engine import decode_lanes, kv_caches, mlxlm, sampling
@@ -63,8 +65,9 @@ class ResidentModel:
         """Queue a request."""
         sampler = sampling.sampler_of(order)
         text = self.codec.stream_text(order.stop)
-        request = Running(order, sampler, text, self.codec.end_ids, came_s=now_s, moved_s=now_s)
-        request.reused = self._prefixes.reusable(self.name, request.tokens)
+        end_ids = frozenset() if order.ignore_eos else self.codec.end_ids
+        request = Running(order, sampler, text, end_ids, came_s=now_s, moved_s=now_s)
+        request.reused = self._reusable(request)
         self._waiting.append(request)
 
     @property
@@ -127,7 +130,8 @@ class ResidentModel:
             return None
         tokens = request.tokens
         if not request.cache:
-            request.reused, request.cache = self._prefixes.begin(self.name, tokens)
+            if request.order.cache_prompt:
+                request.reused, request.cache = self._prefixes.begin(self.name, tokens)
             request.prefilled = request.reused
             request.cache = request.cache or kv_caches.make_cache(self._module)
             self._waiting.remove(request)
@@ -158,7 +162,8 @@ class ResidentModel:
                 if not take(self._rows[uid], token):
                     ended.append(uid)
             for uid in ended:
-                self._prefixes.keep(self.name, self._rows[uid].history, partial(self._batch.extract, uid))
+                row = self._rows[uid]
+                self._keep(row, row.history, partial(self._batch.extract, uid))
             self._drop_rows(ended)
 
     def remove(self, requests: set[str]) -> list[str]:
@@ -219,7 +224,7 @@ class ResidentModel:
             most = min(chunk_tokens, self.granted_chunk_tokens(request))
             if request.cache or longest * (len(group) + 1) > most or len(group) >= self._places:
                 break
-            if self._prefixes.reusable(self.name, request.tokens):
+            if self._reusable(request):
                 break
             group.append(request)
         if len(group) < 2 or not kv_caches.is_mergeable(kv_caches.make_cache(self._module)):
@@ -269,7 +274,16 @@ class ResidentModel:
                 request.uid = self._open_batch().insert([token], request.sampler, cache)
                 self._rows[request.uid] = request
             else:  # its last token was not run
-                self._prefixes.keep(self.name, request.history[:-1], partial(list, cache))
+                self._keep(request, request.history[:-1], partial(list, cache))
+
+    def _reusable(self, request: Running) -> int:
+        """How many of its tokens the prefix cache has, and it may take."""
+        return self._prefixes.reusable(self.name, request.tokens) if request.order.cache_prompt else 0
+
+    def _keep(self, request: Running, tokens: Sequence[int], take_cache: Callable[[], list[Any]]) -> None:
+        """Offer the caches of a request that has ended to later ones, unless it may leave nothing."""
+        if request.order.cache_prompt:
+            self._prefixes.keep(self.name, tokens, take_cache)
 
     def _open_batch(self) -> decode_lanes.DecodeBatch:
         if self._batch is None:
@@ -279,7 +293,7 @@ class ResidentModel:
     def _end_lone(self, request: Running, lane: decode_lanes.LoneDecode) -> None:
         cache = lane.cache
         self._drop_lone(request.order.request)
-        self._prefixes.keep(self.name, request.history, partial(list, cache))
+        self._keep(request, request.history, partial(list, cache))
 
     def _drop_lone(self, request: str) -> None:
         running, lane = self._lone.pop(request)

@@ -23,10 +23,10 @@ from omlxd.core.memory import MemoryReading
 from omlxd.engine import mlxlm
 from omlxd.engine.backends import Backend, detect_backend
 from omlxd.engine.codec import TextCodec
+from omlxd.engine.codec_reading import read_codec
 from omlxd.engine.events import OverLimit, Post
 from omlxd.engine.executor import PlanExecutor
 from omlxd.engine.gauges import Gauges
-from omlxd.engine.loader import read_codec
 from omlxd.engine.memory_sampler import MemorySampler
 from omlxd.engine.orders import LoadOrder, Plan
 from omlxd.engine.protocol import Sampled
@@ -63,7 +63,6 @@ class EngineThread:
         self._post: Post | None = None
         self._thread = threading.Thread(target=self._run, name="omlxd-mlx", daemon=True)
         self._progress_at: float | None = None
-        self._codecs: dict[str, TextCodec] = {}
         self._step_times = Histogram(STEP_BOUNDS_S)
 
     # --- called on the loop's thread
@@ -118,19 +117,15 @@ class EngineThread:
 
     def codec(self, model: str) -> TextCodec | None:
         """The tokenizer of a model whose load has opened its files, or that was asked for it, at least once."""
-        return self._executor.codecs.get(model) or self._codecs.get(model)
+        return self._executor.codecs.of_model(model)
 
     def read_codec(self, order: LoadOrder) -> TextCodec:
         """The tokenizer of a model folder without the model; on any thread, never the loop's."""
-        codec = read_codec(order)
-        codec.grammars.grown = self.gauges.grow_base
-        self._codecs[order.model] = codec
-        return codec
+        return read_codec(order, self._executor.codecs, self.gauges)
 
     def forget_codec(self, model: str) -> None:
         """Drop the tokenizer kept for a model; the next load, or `read_codec`, brings another one."""
-        self._executor.codecs.pop(model, None)
-        self._codecs.pop(model, None)
+        self._executor.codecs.forget(model)
 
     def device_cap(self) -> tuple[int, str] | None:
         """Bytes the device allows; on an accelerator this imports MLX's core (20 ms)."""

@@ -348,6 +348,34 @@ def test_a_prompt_that_begins_like_an_ended_request_goes_on_from_there(loop: Loo
     assert told[-1].done == told[-1].total == 402
 
 
+def test_a_request_may_leave_the_prefix_cache_alone(loop: Loop) -> None:
+    loop.apply(prefix_cache_bytes=64 * MIB)
+    loop.load()
+    loop.start("keeps", prompt=LONG, max_tokens=4)
+    loop.until(Finished, request="keeps")
+    kept_bytes = loop.engine.prefix_bytes()["m"]
+    apart = GenerationOrder("apart", "m", (*LONG, 77, 78), 4, cache_prompt=False)
+    loop.apply(requests={**loop.plan.requests, "apart": apart})
+    loop.until(Finished, request="apart")
+    told = [event for event in loop.seen if isinstance(event, Prefilled) and event.request == "apart"]
+    assert {event.reused for event in told} == {0}
+    loop.fence()
+    assert loop.engine.prefix_bytes()["m"] == kept_bytes
+
+
+def test_a_prompt_tells_its_peak_above_what_was_there_and_its_end_what_the_caches_took(loop: Loop) -> None:
+    loop.load()
+    idle_bytes = loop.rest().active_bytes
+    if isinstance(loop.engine, FakeEngine):
+        loop.engine.measures_prefill = True
+    loop.start("r", prompt=LONG, max_tokens=4)
+    end = loop.until(Finished, request="r")
+    steps = [event for event in loop.seen if isinstance(event, Prefilled)]
+    assert abs(steps[0].live_bytes - idle_bytes) <= 64 * 1024
+    assert all(step.peak_bytes >= step.live_bytes for step in steps)
+    assert end.model_kv_bytes >= steps[-1].kv_bytes > 0
+
+
 def test_what_is_kept_for_later_prompts_is_given_back_before_anything_else_of_a_plan_begins(loop: Loop) -> None:
     loop.load()
     idle_bytes = loop.rest().active_bytes

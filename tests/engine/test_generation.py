@@ -107,6 +107,24 @@ def test_a_stop_sequence_ends_the_text_before_it(driver: Driver, tiny_model: Cal
     assert text == whole[: whole.index(word)]
 
 
+def test_an_answer_may_go_on_behind_the_end_that_the_model_makes_alone_and_in_a_batch(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    path = tiny_model(seed=77)  # a folder of its own: its tokenizer stays as it is for the others
+    driver.load("m", path)
+    (tokens, _) = reference(path, {"r": [5, 6, 7]}, 12)["r"]
+    codec = driver.engine.codec("m")
+    codec._tokenizer._eos_token_ids.add(tokens[4])  # type: ignore[union-attr]
+    order = generation("ends", "m", [5, 6, 7], 12)
+    assert driver.run(order)["ends"][1] is FinishReason.STOP
+    on = [replace(order, request=name, ignore_eos=True) for name in ("alone", "one", "other")]
+    ends = driver.run(on[0]) | driver.run(*on[1:])
+    assert {end for _, end in ends.values()} == {FinishReason.LENGTH}
+    for name in ("alone", "one", "other"):
+        made = [e for e in driver.seen if isinstance(e, Generated) and e.request == name]
+        assert sum(len(event.token_ids) for event in made) == 12
+
+
 def test_an_abort_gives_the_kv_cache_back_while_others_go_on(driver: Driver, tiny_model: Callable[..., Path]) -> None:
     driver.load("m", tiny_model())
     rest = driver.engine.rest().result().active_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -221,6 +222,63 @@ def test_files_that_disappear_during_a_load_are_said_to_have_disappeared(
     assert isinstance(ended.error, LoadFailed)
     assert ended.error.message == "the files of `x` disappeared while it was loaded"
     assert ended.error.details["kind"] == "missing_folder"
+
+
+def test_others_answers_go_on_while_a_tokenizer_is_read(
+    driver: Driver, tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.load("a", tiny_model())
+    other = shutil.copytree(tiny_model(), tmp_path / "other")
+    (other / "chat_template.jinja").write_text("another tokenizer")
+    driver.start(generation("r", "a", [5, 6, 7], 100_000))
+    load_tokenizer, read = mlxlm.load_tokenizer, threading.Event()
+
+    def when_told(folder: Path, config: dict[str, object]) -> object:
+        assert read.wait(60)
+        return load_tokenizer(folder, config)
+
+    monkeypatch.setattr(mlxlm, "load_tokenizer", when_told)
+    driver.apply(load=driver.order("b", other), resident=frozenset({"a", "b"}))
+    for _ in range(50):  # it would stand still for good
+        driver.until(Generated)
+    assert not [event for event in driver.seen if isinstance(event, LoadProgress) and event.model == "b"]
+    read.set()
+    driver.until(LoadDone, lambda event: event.model == "b")
+    assert driver.engine.codec("b") is not None
+    driver.drop("r")
+
+
+def test_models_whose_tokenizers_say_the_same_share_one_until_its_files_change(
+    driver: Driver, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    driver.load("a", tiny_model())
+    other = shutil.copytree(tiny_model(), tmp_path / "other")
+    driver.load("b", other)
+    assert driver.engine.codec("b") is driver.engine.codec("a")
+    driver.unload("b")
+    (other / "chat_template.jinja").write_text("another tokenizer")
+    driver.load("b", other)
+    assert driver.engine.codec("b") is not driver.engine.codec("a")
+
+
+def test_a_load_is_cancelled_while_its_tokenizer_is_read_and_may_begin_again_at_once(
+    driver: Driver, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_tokenizer, begun, read = mlxlm.load_tokenizer, threading.Event(), threading.Event()
+
+    def when_told(folder: Path, config: dict[str, object]) -> object:
+        begun.set()
+        assert read.wait(60)
+        return load_tokenizer(folder, config)
+
+    monkeypatch.setattr(mlxlm, "load_tokenizer", when_told)
+    driver.apply(load=driver.order("m", tiny_model()))
+    assert begun.wait(60)
+    driver.apply(load=None)
+    assert isinstance(driver.until(LoadEnded).error, LoadCancelled)
+    assert active(driver) < NOTHING
+    read.set()
+    assert isinstance(driver.load("m", tiny_model()), LoadDone)
 
 
 def test_a_folder_with_glob_characters_in_its_name_loads(

@@ -15,7 +15,7 @@ from omlxd.core.states import FinishReason
 from omlxd.engine import decode_lanes, kv_caches, mishaps, mlxlm, sampling, unloading
 from omlxd.engine.events import Generated, LoadDone, LoadEnded, Prefilled, StepFailed, Unloaded
 from omlxd.engine.executor import PlanExecutor
-from omlxd.engine.loader import explain
+from omlxd.engine.load_errors import explain
 from omlxd.engine.orders import LoadOrder, Sampling
 from omlxd.engine.running import Running
 from tests.engine.driver import Driver, generation

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omlxd.engine import decode_lanes, kv_caches, mlxlm
+from omlxd.engine import decode_lanes, kv_caches, mlxlm, patient_reading
 from omlxd.engine.orders import Sampling
 from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread, reference
@@ -42,6 +42,20 @@ def test_the_private_parts_we_touch_are_there(tiny_model: Callable[..., Path]) -
     wired, cache = on_mlx_thread(work)
     assert wired, "BatchGenerator._old_wired_limit is gone: the wired limit would be restored un-nested"
     assert cache, "BatchGenerator._generation_batch.prompt_cache is gone: removed rows would keep their memory"
+
+
+def test_the_names_that_stand_for_a_patient_reading_of_tokenizers_are_there() -> None:
+    import importlib
+    import json
+
+    import tokenizers
+
+    for name in patient_reading.JSON_READERS:
+        assert importlib.import_module(name).json is json, f"{name} reads JSON otherwise: see patient_reading"
+    backend = importlib.import_module(patient_reading.BACKEND)
+    moved = "transformers makes its tokenizers otherwise: see patient_reading"
+    assert backend.TokenizerFast is tokenizers.Tokenizer, moved
+    assert "get_vocab" in vars(backend.TokenizersBackend), moved
 
 
 def test_load_model_never_runs_code_unless_asked() -> None:

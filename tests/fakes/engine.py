@@ -482,7 +482,7 @@ class FakeEngine:
 
     def _run_request(self, model: _Loaded, running: _Running) -> None:
         order, total = running.order, running.total
-        if not running.prefilled:
+        if not running.prefilled and order.cache_prompt:
             running.prefilled = running.reused = self._reusable((*order.prompt, *order.generated), order.model)
         if running.prefilled < total:
             chunk = order.prefill_chunk_tokens or self._plan.prefill_chunk_tokens
@@ -491,10 +491,12 @@ class FakeEngine:
             self.peak = max(self.peak, self._reading().active_bytes + transient_bytes)
             kv_bytes = running.tokens * self._kv_bytes_per_token
             measured = (transient_bytes, kv_bytes) if self.measures_prefill else (0, 0)
-            self._send(Prefilled, order.request, running.prefilled, total, *measured, running.reused)
+            live_bytes = self._reading().active_bytes
+            memory = (live_bytes, live_bytes + transient_bytes)
+            self._send(Prefilled, order.request, running.prefilled, total, *measured, running.reused, *memory)
             return
         number, script = running.generated, self.script
-        word = script[number] if script else f"tok{number} "
+        word = script[number % len(script)] if script else f"tok{number} "
         running.generated += 1
         whole = running.text + word
         cut = min((at for stop in order.stop if (at := (running.text + word).find(stop)) >= 0), default=None)
@@ -505,7 +507,7 @@ class FakeEngine:
         if (wanted := order.top_logprobs) is not None:
             logprobs = (TokenLogprob(number, -0.5, tuple((number + n, -0.5 - n) for n in range(wanted))),)
         self._send(Generated, order.request, word, 1, (number,), logprobs)
-        last = len(script) if script else self._answer_tokens
+        last = None if order.ignore_eos else len(script) if script else self._answer_tokens
         if cut is not None or (last is not None and running.generated >= last):
             stop = next((stop for stop in order.stop if cut is not None and stop in whole), None)
             self._finish(model, order.request, FinishReason.STOP, stop)
@@ -522,12 +524,13 @@ class FakeEngine:
 
     def _finish(self, model: _Loaded, request: str, reason: FinishReason, stop: str | None = None) -> None:
         order, generated = model.requests[request].order, model.requests[request].generated
+        kv_bytes = sum(each.tokens for each in model.requests.values()) * self._kv_bytes_per_token
         del model.requests[request]
-        if (length := len(order.prompt) + generated) >= LEAST_TOKENS:
+        if order.cache_prompt and (length := len(order.prompt) + generated) >= LEAST_TOKENS:
             kept, nbytes = (*order.prompt, *range(generated)), length * self._kv_bytes_per_token
             self._prefixes.add(order.model, kept, nbytes, True, lambda: None, self._plan.prefix_cache_bytes)
         self._ended.add(request)
-        self._send(Finished, request, reason, stop)
+        self._send(Finished, request, reason, stop, kv_bytes)
 
     def _fail_all(self, model: _Loaded, error: Exception) -> None:
         for request in list(model.requests):

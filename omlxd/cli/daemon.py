@@ -19,15 +19,7 @@ from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
 from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
-from omlxd.core.errors import (
-    DaemonNotRunning,
-    InvalidRequest,
-    ManifestInvalid,
-    NotPermitted,
-    OmlxError,
-    StartFailed,
-    Unreachable,
-)
+from omlxd.core.errors import DaemonNotRunning, InvalidRequest, ManifestInvalid, NotPermitted, OmlxError, Unreachable
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.core.units import format_bytes
@@ -96,7 +88,7 @@ def restart(
     service = stopped = None
     try:
         status = _status(client)
-        _check_manifest(home, options.over({**_start_of_a_crashed(home), **status}))
+        _check_manifest(home, options.over(status))
         service = service_that_runs(home, status.get("pid"))
         if service is not None:
             _require_no_options(service, options)
@@ -150,26 +142,13 @@ def _require_no_options(service: Service, options: StartOptions) -> None:
 
 
 def _check_manifest(home: Home, options: StartOptions) -> None:
-    """Look at what the next start would refuse, before anything is stopped for it.
-
-    Raises:
-        ManifestInvalid: the manifest has problems.
-        InvalidRequest: its limits, or those of the command line, contradict each other or the machine.
-        StartFailed: there is no key where it names one.
-    """
-    from omlxd.daemon.api_key import api_key_of
-    from omlxd.daemon.machine import find_machine
+    """Look at the manifest before anything is stopped for it; raises ManifestInvalid."""
     from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms that no other command of here needs
 
-    given = {key: value for key in ("max_memory", "hard_limit") if (value := getattr(options, key)) is not None}
     try:
-        manifest = read_manifest(options.path(home))
-        replace(manifest.daemon, **given).memory_limits(find_machine())
-        if manifest.api.address is not None:
-            api_key_of(manifest.api)
-    except (ManifestInvalid, InvalidRequest, StartFailed) as error:
-        kept = "the daemon that runs was left as it is"
-        error.hint = f"{error.hint}; {kept}" if error.hint else kept
+        read_manifest(options.path(home))
+    except ManifestInvalid as error:
+        error.hint = f"{error.hint}; the daemon that runs was left as it is"
         raise
 
 

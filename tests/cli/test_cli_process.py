@@ -331,32 +331,6 @@ def test_a_restart_looks_at_the_manifest_before_it_stops_anything(
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
-    [
-        ('[daemon]\nhard_limit = "9000G"\n', (), "hard_limit"),
-        ("", ("--hard-limit", "9000G"), "hard_limit"),
-        ('[api]\napi_key_file = "gone"\n', (), "gone"),
-    ],
-    ids=["limits of the manifest", "limits of the command line", "no key"],
-)
-def test_a_restart_looks_at_all_that_a_start_would_refuse_before_it_stops_anything(
-    omlxd: Omlxd,
-    home: Path,
-    silent: Callable[..., subprocess.Popen[str]],
-    text: str,
-    options: tuple[str, ...],
-    said: str,
-) -> None:
-    holder = silent()
-    (home / "omlxd.toml").write_text(text)
-    done = omlxd("restart", *options)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "the daemon that runs was left as it is" in done.stderr
-    assert holder.poll() is None
-
-
-@pytest.mark.parametrize(
     ("given", "before", "expected"),
     [
         (

@@ -39,9 +39,9 @@ OnProgress = Callable[[LoadStatus], None]
 class LoadTicket:
     """One load, from the request for it to its end."""
 
-    def __init__(self, entry: EnginePoolEntry, order_id: int, stop: Callable[[LoadTicket], None]) -> None:
+    def __init__(self, entry: EnginePoolEntry, stop: Callable[[LoadTicket], None]) -> None:
         self.entry = entry
-        self.order_id = order_id
+        self.order_id = 0  # given when its turn comes, another one at each try
         self.begun = False  # the engine has told something about it
         self.done_bytes = 0
         self.total_bytes = entry.weights_bytes or 0

@@ -215,7 +215,7 @@ class LoadQueue:
         self._pool.notify()
 
     def _enqueue(self, entry: EnginePoolEntry, request: str | None) -> LoadTicket:
-        ticket = entry.ticket = LoadTicket(entry, next(self._ids), self._stop)
+        ticket = entry.ticket = LoadTicket(entry, self._stop)
         ticket.for_request = request
         if entry.state is EntryState.FAILED:
             entry.state = EntryState.UNLOADED
@@ -248,8 +248,7 @@ class LoadQueue:
             ready = next((ticket for ticket in self._queue if ticket.not_before_s <= now_s()), None)
             if ready is not None:
                 self._queue.remove(ready)
-                if ready.retries:  # others may have been loaded in between: the engine wants rising numbers
-                    ready.order_id = next(self._ids)
+                ready.order_id = next(self._ids)  # the engine takes rising numbers only, and turns are not in order
                 return ready
             self._enqueued.clear()
             try:

@@ -56,6 +56,19 @@ async def test_a_load_that_gave_way_is_tried_again_after_a_second_and_nobody_who
 
 
 @on_virtual_time
+async def test_whoever_was_asked_for_before_a_retry_and_comes_after_it_is_loaded_too() -> None:
+    scene = Scene({"first": 200, "long": 500, "last": 200}, step_s=0.3)
+    async with scene.pool as pool:
+        enforcer = graceful(scene)
+        first = asyncio.create_task(pool.load("first"))
+        await squeeze(scene, enforcer, "first")
+        others = [asyncio.create_task(pool.load(name)) for name in ("long", "last")]
+        await asyncio.wait_for(asyncio.gather(first, *others), 600)
+    began = [event.model for event in scene.named(EventName.LOAD_STARTED)]
+    assert began == ["first", "long", "first", "last"]
+
+
+@on_virtual_time
 async def test_it_waits_longer_each_time_and_is_cancelled_when_it_has_to_give_way_once_more() -> None:
     scene = Scene({"a": 800}, step_s=0.1)
 

@@ -65,7 +65,7 @@ def park(case: Case) -> Decision | None:
     order = _parking_order(case, running[1:], whose)
     if order:
         chosen = necessary(order, case.short_bytes, _FREES) or order
-        victim, why = chosen[0], _why_parked(chosen[0], order)
+        victim, why = chosen[0], _why_parked(chosen, order)
     elif case.wanted is None and oldest.frees_bytes > 0 and not _is_futile(case, oldest, whose):
         chosen, victim, why = [oldest], oldest, "the last one that runs, and does not fit alone"
     else:
@@ -186,13 +186,16 @@ def _is_futile(case: Case, request: RequestSnapshot, whose: Mapping[str, EntrySn
     return Park(whose[request.request].name, request.request) in case.futile
 
 
-def _why_parked(victim: RequestSnapshot, order: Sequence[RequestSnapshot]) -> str:
+def _why_parked(chosen: Sequence[RequestSnapshot], order: Sequence[RequestSnapshot]) -> str:
+    victim = chosen[0]
     often_parked = [each for each in order if each.parks >= PARKED_ENOUGH]  # they come last, whatever their age
     newest = max((order[0], *often_parked), key=_AGE)
     if victim is newest:
         return "the newest"
     often = newest.parks >= PARKED_ENOUGH > victim.parks
-    return "the newest that was not parked often" if often else "the newest that frees enough"
+    if often:
+        return "the newest that was not parked often"
+    return "the newest that frees enough" if len(chosen) == 1 else "the newest of those that free enough together"
 
 
 def _is_tolerated(case: Case) -> bool:
@@ -216,6 +219,7 @@ def _request_candidates(
 ) -> tuple[Candidate, ...]:
     """The victim, the others in the order in which they would be parked, those that cannot be, and the oldest."""
     victim, oldest, next_ones = chosen[0], running[0], {each.request for each in chosen}
+    enough = f"{victim.request} is enough" if len(chosen) == 1 else f"{len(chosen)} others are enough together"
 
     def why(request: RequestSnapshot) -> str:
         if request is victim:
@@ -230,7 +234,7 @@ def _request_candidates(
             return "next, should this not suffice"
         if request.parks >= PARKED_ENOUGH:
             return f"was parked {request.parks} times"
-        return "can be spared" if request.order > victim.order else "older"
+        return f"newer, but not needed: {enough}" if request.order > victim.order else "older"
 
     able = {each.request for each in order}
     unable = [each for each in running if each.request not in able] if len(order) < MAX_CANDIDATES else []

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from omlxd.core.choice import necessary
+from omlxd.core.idle_words import IdleChoice
 from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
@@ -73,14 +74,15 @@ def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -
         why = f"`{model}` needs {format_bytes(need_bytes)} and fits: {free}"
         return Room(RoomKind.FITS, why, need_bytes, used_bytes, limit_bytes, limits.binding)
     loaded = sorted((entry for entry in others if entry.state is EntryState.LOADED), key=_lru_key)
-    victims = shortest_prefix([entry for entry in loaded if _evictable(entry)], short_bytes)
+    idle = [entry for entry in loaded if _evictable(entry)]
+    victims = shortest_prefix(idle, short_bytes)
     candidates = candidates_of(loaded, victims)
     need = f"`{model}` needs {missing_text(need_bytes, short_bytes)}"
     if victims:
         names = named(entry.name for entry in victims)
         return Room(
             RoomKind.EVICT,
-            f"{need}; {names} {'is' if len(victims) == 1 else 'are'} idle and least recently used",
+            f"{need}; {names} {IdleChoice(idle, victims).why_they_go}",
             need_bytes,
             used_bytes,
             limit_bytes,
@@ -163,14 +165,16 @@ def shortest_prefix(idle: Sequence[EntrySnapshot], short_bytes: int) -> list[Ent
 
 
 def candidates_of(loaded: Sequence[EntrySnapshot], victims: Sequence[EntrySnapshot]) -> tuple[Candidate, ...]:
+    """The loaded models, and why each was or was not taken."""
     chosen = {entry.name for entry in victims}
+    words = IdleChoice(filter(_evictable, loaded), victims)
 
     def why(entry: EntrySnapshot) -> str:
         if entry.name in chosen:
-            return "idle and least recently used"
+            return words.why_it_goes(entry)
         if entry.pinned:
             return "pinned"
-        return "busy" if entry.busy else "can be spared"
+        return "busy" if entry.busy else words.why_it_stays(entry)
 
     return tuple(
         Candidate(entry.name, entry.name in chosen, why(entry), entry.weights_bytes, entry.last_used_s)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from omlxd.core.case import Case, lru_first, lru_order, unused_for
 from omlxd.core.choice import necessary
 from omlxd.core.decision import CancelLoad, Decision, DropCache, Outcome, TrimPrefixCaches, Unload
+from omlxd.core.idle_words import IdleChoice
 from omlxd.core.memory import Policy
 from omlxd.core.snapshot import Candidate, EntrySnapshot
 from omlxd.core.units import format_bytes
@@ -95,7 +96,7 @@ def unload_idle(case: Case) -> Decision | None:
     reason = f"{case.over_text}; `{victim.name}` is idle ({unused_for(victim, case.now_s)})"
     if len(idle) > 1 and victim is not idle[0]:
         reason += f", and unloading it spares `{idle[0].name}`"
-    candidates = model_candidates(case, victim, chosen, "idle and least recently used")
+    candidates = model_candidates(case, victim, chosen, IdleChoice(idle, chosen).why_it_goes(victim))
     return case.answer("unload", Unload(victim.name), reason, candidates=candidates)
 
 
@@ -141,6 +142,7 @@ def model_candidates(
     if all(entry is not victim for entry in order):
         order[-1] = victim
     next_ones: Collection[str] = {entry.name for entry in chosen}
+    words = IdleChoice((), chosen, suffice=sum(map(frees_bytes, chosen)) >= case.short_bytes)
 
     def why(entry: EntrySnapshot) -> str:
         if entry is victim:
@@ -151,8 +153,7 @@ def model_candidates(
             return "next, should this not suffice"
         if entry.busy:
             return "busy"
-        earlier = (entry.last_used_s, entry.name) < (victim.last_used_s, victim.name)
-        return "can be spared" if earlier else "used more recently"
+        return words.why_it_stays(entry)
 
     return tuple(
         Candidate(entry.name, entry is victim, why(entry), entry.weights_bytes, entry.last_used_s) for entry in order

@@ -24,6 +24,30 @@ def request_waits_for(answer: Admission) -> str:
     return _waiting(answer.blockers, answer.short_bytes)
 
 
+def waits_behind(ahead: int, model: str) -> str:
+    """Why a request is not even looked at, at the door: who came before it, or what runs, comes first."""
+    if not ahead:
+        return f"`{model}` is loaded, but what ran before comes first to its memory"
+    before = "1 request before it waits" if ahead == 1 else f"{ahead} requests before it wait"
+    return f"`{model}` is loaded, but {before} for memory"
+
+
+def waits_in_engine(model: str, runs: int, max_batch: int, other_prompts: int, loading: str | None) -> str | None:
+    """Why the engine has not begun with a request that it has; None when nothing else is to be done before.
+
+    Args:
+        runs: requests of the model that have begun and not ended.
+        max_batch: how many may.
+        other_prompts: prompts of all models that the engine has yet to read, beside this one.
+        loading: the model that is being loaded between their steps.
+    """
+    if runs >= max_batch:
+        return f"`{model}` runs {runs} request{'s' if runs > 1 else ''} already, and no more at once"
+    others = [f"{other_prompts} other prompt{'s' if other_prompts > 1 else ''}"] if other_prompts else []
+    before = " and ".join(others + ([f"the load of `{loading}`"] if loading else []))
+    return f"`{model}` is loaded, but the engine has {before} to see to as well" if before else None
+
+
 def _waiting(blockers: Iterable[str], short_bytes: int) -> str:
     names = named(blockers)
     return (

@@ -17,7 +17,7 @@ from omlxd.core.events import Event, EventName
 from omlxd.core.graceful import PARKED_ENOUGH
 from omlxd.core.memory import MemoryReading
 from omlxd.core.states import EntryState
-from omlxd.core.waits import request_waits_for
+from omlxd.core.waits import request_waits_for, waits_behind
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import no_room, prompt_too_large
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
 
 MAX_OVERTAKES: Final = 8
+TOLD_AFTER_S: Final = 1.0  # behind others; who waits for less is not worth a line of the log
 RECHECK_S: Final = 1.0  # memory can come back unannounced: other programs, a leak that ends
 
 
@@ -42,6 +43,8 @@ class Ticket:
     overtaken: int = 0
     stuck_since_s: float | None = None
     told: bool = False
+    came_s: float = 0.0
+    behind_told: bool = False
     admitted: bool = False
     result: asyncio.Future[int | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -92,7 +95,7 @@ class Door:
             return order
         chunk = None if self._must_queue(entry, generation) else self._at_once(entry, generation.id, ask)
         if chunk is None:
-            chunk = await self._in_turn(Ticket(entry, generation, ask))
+            chunk = await self._in_turn(Ticket(entry, generation, ask, came_s=self._pool.clock()))
         return None if chunk is None else replace(order, prefill_chunk_tokens=chunk)
 
     def release(self, entry: EnginePoolEntry, request: str) -> None:
@@ -169,6 +172,7 @@ class Door:
             self._changed.clear()
             async with self._pool.lock:
                 await self._serve()
+            self._tell_who_is_behind()
             try:
                 async with asyncio.timeout(RECHECK_S):
                     await self._changed.wait()
@@ -211,6 +215,14 @@ class Door:
                 self._wait_longer(ticket, answer)
                 if ticket.overtaken >= MAX_OVERTAKES:
                     break
+
+    def _tell_who_is_behind(self) -> None:
+        """Say once of each that it stands behind others, when nothing was said of its own memory yet."""
+        now_s = self._pool.clock()
+        for ahead, ticket in enumerate(self._waiting()):
+            if not (ticket.told or ticket.behind_told) and now_s - ticket.came_s >= TOLD_AFTER_S:
+                ticket.behind_told = True
+                self._pool.dispatch.log.waits(ticket.generation, waits_behind(ahead, ticket.entry.name))
 
     async def _evict_for(
         self, ticket: Ticket, reading: MemoryReading, *, first: bool

@@ -14,6 +14,7 @@ from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading, Policy
 from omlxd.core.snapshot import RequestSnapshot
 from omlxd.core.states import EntryState, FinishReason, RequestState
+from omlxd.core.waits import waits_in_engine
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
 from omlxd.daemon.refusals import decision_behind
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 NO_CUT: Final = Cut("")
+TOLD_AFTER_S: Final = 1.0  # who waits for less is not worth a line of the log
 
 
 class Leaving(Enum):
@@ -96,11 +98,14 @@ class Dispatch:
         link = self._pool.link
         link.wanted.requests[order.request] = order
         link.changed()
+        look = asyncio.get_running_loop().call_later(TOLD_AFTER_S, self._look_whether_it_waits, attempt)
         try:
             await asyncio.shield(attempt.gone)
         except asyncio.CancelledError:  # the pool is closing; the engine's end frees the rest
             self._gone(order.request)
             raise
+        finally:
+            look.cancel()
 
     def remove(self, generation: Generation) -> bool:
         """Take a request that has ended out of the plan; False when the engine does not have it."""
@@ -342,6 +347,19 @@ class Dispatch:
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()
+
+    def _look_whether_it_waits(self, attempt: Attempt) -> None:
+        """Say once why the engine has a request and has not begun with it; one that was parked is told as parked."""
+        generation, kept = attempt.generation, [each for each in self._attempts.values() if each.leaving is None]
+        if generation.started or generation.turn_told or attempt not in kept:
+            return
+        model, link = attempt.entry.name, self._pool.link
+        runs = sum(each.started for each in kept if each.entry is attempt.entry)
+        prompts = sum(each.prefill_kv_bytes is not None for each in kept if each is not attempt)
+        reason = waits_in_engine(model, runs, link.max_batch, prompts, self._pool.loads.in_progress)
+        if reason is not None:
+            generation.turn_told = True
+            self.log.waits(generation, reason)
 
     def _stay_of(self, request: str) -> Attempt | None:
         return next((each for each in self._attempts.values() if each.generation.id == request), None)

@@ -49,7 +49,7 @@ class EngineLink:
         self.wanted = Wanted()
         self._on_events = on_events
         self.prefill_chunk_tokens = prefill_chunk_tokens
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._prefix_budget = prefix_budget
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
@@ -150,7 +150,7 @@ class EngineLink:
                 requests=dict(wanted.requests),
                 limits=wanted.limits,
                 prefill_chunk_tokens=self.prefill_chunk_tokens,
-                max_batch=self._max_batch,
+                max_batch=self.max_batch,
                 seen_seq=seen_seq,
                 granted_tokens=dict(wanted.granted_tokens),
                 cache_drops=wanted.cache_drops,

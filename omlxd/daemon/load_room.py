@@ -50,7 +50,7 @@ class LoadRoom:
         Raises:
             DoesNotFit: it can never fit; nothing was evicted.
             Busy: memory that nobody can give back was missing for too long, or the system is short of it.
-            LoadCancelled: it had to wait for a model in use, and nobody asks for it any more.
+            LoadCancelled: nobody asks for it any more, before it could begin.
         """
         try:
             await self._find(ticket, need_bytes, begin)
@@ -116,6 +116,8 @@ class LoadRoom:
             raise system_short(entry.name, reading, pool.limits)
         snapshot = pool.snapshot(reading)
         room = make_room(snapshot, pool.limits, entry.name, need_bytes)
+        if ticket.abandoned and room.kind in (RoomKind.FITS, RoomKind.EVICT):
+            raise nobody_asks(entry.name, room)  # nobody makes way for it; one that has begun goes on
         if self._fair_wait_s is None or room.kind not in (RoomKind.EVICT, RoomKind.WAIT):
             return room, None
         holders = [
@@ -190,7 +192,7 @@ class LoadRoom:
         return round(self._pool.clock() - ticket.waiting.since_s, 3)
 
     def _check_wanted(self, ticket: LoadTicket, room: Room) -> None:
-        """A load outlives who asked for it, but does not wait for ever for a model in use when nobody comes back."""
+        """It keeps its place for a while when all have gone, but does not wait for ever if nobody comes back."""
         left_s, limit_s = ticket.unwanted_since_s, self._fair_wait_s
         if room.kind is not RoomKind.WAIT or left_s is None or limit_s is None:
             return

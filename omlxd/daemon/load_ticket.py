@@ -93,6 +93,12 @@ class LoadTicket:
         since_s = min([self.asked_s, *(each.waits_since_s for each in self.entry.requests.values() if not each.ended)])
         return WaitingLoad(self.entry.name, since_s, self.asked_s, self.by_user, wanted=self._asking > 0)
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether it is only for requests, and all of them have gone."""
+        wanted = self._asking or any(not each.ended for each in self.entry.requests.values())
+        return not (wanted or self.by_user or self.modest)
+
     @contextmanager
     def asked(self) -> Iterator[None]:
         """Somebody waits for it."""

@@ -30,7 +30,7 @@ RETRY_AFTER_S: Final = (1.0, 2.0, 4.0)
 
 
 class LoadQueue:
-    """Serves one ticket after the other; a ticket lives on when those who asked for it have gone.
+    """Serves one ticket after the other; one that has begun, or that a user asked for, outlives who waits for it.
 
     Args:
         pool: whose entries are loaded.

@@ -17,7 +17,7 @@ from omlxd.core.errors import (
     from_json,
 )
 from omlxd.core.memory import MemoryReading
-from omlxd.core.room import Room, missing_text
+from omlxd.core.room import Room, RoomKind, missing_text
 from omlxd.core.snapshot import Limits
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import named, nearest, shown
@@ -189,7 +189,9 @@ def still_busy(model: str, room: Room, waited_s: float) -> Busy:
 
 
 def nobody_asks(model: str, room: Room) -> LoadCancelled:
-    """A load waits for models in use as long as somebody waits for it."""
+    """A load that has not begun ends when nobody waits for it."""
+    if room.kind is not RoomKind.WAIT:
+        return cancelled(model, "nobody asks for it any more")
     who = named(room.blockers) or "memory"
     return cancelled(model, f"it would have to wait for {who}, and nobody asks for it any more")
 

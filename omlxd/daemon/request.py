@@ -98,6 +98,7 @@ class Generation:
         self.measured: Measured | None = None
         self.stays = 0  # how often it was given to the engine
         self.started = False  # the engine has told something about it
+        self.turn_told = False  # it was said that it waits for its turn in the engine
         self._owner = owner
         self._clock = clock
         self._started_s = clock()

@@ -27,6 +27,11 @@ class RequestLog:
             counts = {"generated_tokens": generation.generated_tokens, "parks": generation.parks}
             self._tell(EventName.REQUEST_RESUMED, generation, {**counts, "parked_s": parked_s})
 
+    def waits(self, generation: Generation, reason: str) -> None:
+        """It waits on, for another reason than at first."""
+        fields = {"reason": reason, "waited_s": round(generation.age_s, 3)}
+        self._tell(EventName.REQUEST_WAITING, generation, fields)
+
     def parked(self, generation: Generation, promised_bytes: int, cut: Cut) -> None:
         """It gave up the `promised_bytes` that were reserved for it and waits until it fits again."""
         self.cost(generation, cut.decision)

@@ -58,7 +58,7 @@ class Tallies:
         elif (loaded := _LOADS.get(event.event)) is not None:
             self.loads[model, loaded] += 1
         elif event.event is EventName.REQUEST_WAITING:
-            self.waits[model] += 1
+            self.waits[model] += "waited_s" not in fields  # with it, it only says what it waits for by now
         elif event.event is EventName.REQUEST_PARKED:
             self.parks[model] += 1
         elif event.event is EventName.DECISION:

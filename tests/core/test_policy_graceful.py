@@ -426,8 +426,8 @@ def test_an_unload_says_what_was_seen_who_was_considered_and_why() -> None:
     )
     assert [(each.model, each.chosen, each.why) for each in decision.candidates] == [
         ("big", False, "pinned"),
-        ("tiny", False, "can be spared"),
-        ("code", True, "idle and least recently used"),
+        ("tiny", False, "older, but not needed: `code`, `docs` are enough together"),
+        ("code", True, "idle, and enough together with `docs`"),
         ("docs", False, "next, should this not suffice"),
         ("last", False, "used more recently"),
         ("chat", False, "busy"),
@@ -454,6 +454,24 @@ def test_a_parking_names_the_requests_that_were_considered_and_why() -> None:
         ("chat", "r1", False, "the oldest goes last"),
     ]
     assert [each.frees_bytes for each in decision.candidates[:3]] == [25 * MIB, 20 * MIB, 20 * MIB]
+
+
+def test_a_request_that_is_spared_is_said_to_be_newer_and_who_is_enough() -> None:
+    others = request(1, 50), request(2, 25), request(3, 25), request(4, 10)
+    one = decide(at(420, busy("a", *others)), SOFT)
+    assert [(each.request, each.why) for each in one.candidates] == [
+        ("r3", "the newest that frees enough, and frees 25.0 MiB"),
+        ("r4", "newer, but not needed: r3 is enough"),
+        ("r2", "older"),
+        ("r1", "the oldest goes last"),
+    ]
+    two = decide(at(445, busy("a", *others)), SOFT)
+    assert [(each.request, each.why) for each in two.candidates] == [
+        ("r3", "the newest of those that free enough together, and frees 25.0 MiB"),
+        ("r4", "newer, but not needed: 2 others are enough together"),
+        ("r2", "next, should this not suffice"),
+        ("r1", "the oldest goes last"),
+    ]
 
 
 def test_an_action_that_changed_nothing_is_followed_by_the_next_best() -> None:
@@ -552,6 +570,12 @@ class Memory:
         self.pool[name] = replace(self.pool[name], **fields)  # type: ignore[arg-type]
 
 
+def _only_the_oldest_is_called_so(decision: Decision, loaded: list[EntrySnapshot]) -> bool:
+    idle_s = [each.last_used_s for each in loaded if not each.pinned and not each.busy]
+    said = [each for each in decision.candidates if each.chosen and "least recently used" in each.why]
+    return all(each.last_used_s <= min(idle_s) for each in said)
+
+
 def _only_waited_for(entry: EntrySnapshot) -> bool:
     return not entry.pinned and not entry.running and 0 < entry.waiting == entry.leases
 
@@ -611,6 +635,7 @@ def test_acting_and_looking_again_always_ends_and_takes_nothing_while_anything_c
     steps = 2 + 3 * len(pool) + sum(len(entry.requests) for entry in pool)
     decision = decide(memory.snapshot(), limits)
     for _ in range(steps):
+        assert _only_the_oldest_is_called_so(decision, memory.loaded)
         if not isinstance(decision.action, AbortRequests):
             if decision.action is None:
                 break

@@ -39,10 +39,37 @@ def test_the_shortest_prefix_of_the_least_recently_used_goes() -> None:
     assert answer.short_bytes == 400
 
 
-def test_a_model_of_the_prefix_that_can_be_spared_is_spared() -> None:
+def whys(answer: Room) -> dict[str, str]:
+    return {each.model: each.why for each in answer.candidates}
+
+
+def test_an_older_model_that_is_not_needed_is_spared_and_nobody_is_said_to_be_older() -> None:
     answer = room(500, entry("small", 50, 1), entry("big", 600, 2), entry("last", 300, 3))
     assert answer.victims == ("big",)
-    assert {each.model: each.why for each in answer.candidates}["small"] == "can be spared"
+    assert answer.why.endswith("; `big` is idle, and enough alone")
+    assert whys(answer) == {
+        "small": "older, but not needed: `big` is enough",
+        "big": "idle, and enough alone",
+        "last": "used more recently",
+    }
+
+
+def test_of_several_that_go_each_has_a_true_reason() -> None:
+    answer = room(800, entry("old", 400, 1), entry("small", 50, 2), entry("big", 400, 3), entry("twin", 50, 3))
+    assert answer.victims == ("old", "big")
+    assert answer.why.endswith("; `old`, `big` are idle, and enough together")
+    assert whys(answer) == {
+        "old": "idle and least recently used",
+        "small": "older, but not needed: `old`, `big` are enough together",
+        "big": "idle, and enough together with `old`",
+        "twin": "not needed: `old`, `big` are enough together",
+    }
+
+
+def test_idle_models_that_would_not_do_are_not_said_to_be_spared() -> None:
+    answer = room(900, entry("idle", 100, 1), entry("busy", 500, 2, running=1))
+    assert answer.kind is RoomKind.WAIT
+    assert whys(answer) == {"idle": "idle, but not enough", "busy": "busy"}
 
 
 def test_busy_leased_and_pinned_models_stay() -> None:
@@ -144,3 +171,10 @@ def test_victims_are_idle_and_unpinned_suffice_and_none_of_them_is_needless(
         assert all(freed - each.committed_bytes < answer.short_bytes for each in victims)
     if answer.kind is RoomKind.FITS:
         assert answer.used_bytes + need <= LIMITS.soft_bytes
+    left = [each for each in answer.candidates if not each.chosen and not by_name[each.model].pinned]
+    oldest_left_s = min((each.last_used_s for each in left if not by_name[each.model].busy), default=float("inf"))
+    newest_s = max((each.last_used_s for each in victims), default=0.0)
+    for each in answer.candidates:
+        if each.chosen:
+            assert ("least recently used" in each.why) == (each.last_used_s <= oldest_left_s)
+    assert ("least recently used" in answer.why) == (bool(victims) and newest_s <= oldest_left_s)

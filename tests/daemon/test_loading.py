@@ -9,8 +9,8 @@ import pytest
 from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed
 from omlxd.core.events import EventName
 from omlxd.engine.orders import MIB
-from tests.fakes.clock import on_virtual_time
-from tests.fakes.pools import Scene, until_decoding
+from tests.fakes.clock import on_virtual_time, run
+from tests.fakes.pools import Scene, until, until_decoding
 
 
 @on_virtual_time
@@ -132,6 +132,49 @@ async def test_a_load_that_waits_for_room_can_be_cancelled() -> None:
         with pytest.raises(LoadCancelled):
             await loading
         assert not generation.ended
+
+
+@pytest.mark.parametrize("size_mib", [300, 600])
+def test_a_load_whose_only_request_has_gone_before_it_began_takes_nobody_s_memory(size_mib: int) -> None:
+    run(_left_in_the_queue(size_mib))
+
+
+async def _left_in_the_queue(size_mib: int) -> None:
+    """The load of `c` is for one request, which goes before its turn comes; with 600 MiB others are in its way."""
+    scene = Scene({"a": 300, "b": 300, "c": size_mib}, slice_bytes=MIB, step_s=0.01)
+    async with scene.pool as pool:
+        scene.enforcer(1000).start()
+        await pool.load("a")
+        loading = asyncio.create_task(pool.load("b"))
+        await until(lambda: scene.states["b"] == "loading")
+        asked = pool.generate("c", prompt="hi")
+        await asyncio.sleep(0.1)
+        await asked.aclose()
+        await loading
+        await asyncio.sleep(5.0)
+        assert scene.states == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+        (cancelled,) = scene.named(EventName.LOAD_CANCELLED)
+        assert (cancelled.model, pool.entries["c"].ticket) == ("c", None)
+        assert "nobody asks for it any more" in cancelled.fields["reason"]
+        assert not scene.named(EventName.DECISION)
+        assert (await pool.generate("c", prompt="hi").text()).startswith("tok0")
+
+
+@on_virtual_time
+async def test_a_load_goes_on_when_it_has_begun_or_somebody_else_or_a_user_wants_it() -> None:
+    scene = Scene({"a": 300, "b": 300, "c": 300, "d": 300}, slice_bytes=MIB, step_s=0.01)
+    async with scene.pool as pool:
+        begun = pool.generate("a", prompt="hi")
+        await until(lambda: scene.states["a"] == "loading")
+        first, second = (pool.generate("b", prompt="hi") for _ in range(2))
+        by_user, by_request = asyncio.create_task(pool.load("c")), pool.generate("d", prompt="hi")
+        await asyncio.sleep(0.1)
+        for each in (begun, first, by_request):
+            await each.aclose()
+        by_user.cancel()
+        assert (await second.text()).startswith("tok0")
+        await until(lambda: pool.entries["d"].ticket is None)
+        assert scene.states == {"a": "loaded", "b": "loaded", "c": "loaded", "d": "unloaded"}
 
 
 @on_virtual_time

@@ -380,11 +380,12 @@ async def test_an_aborted_request_ends_with_one_error_and_then_nothing() -> None
 
 
 @on_virtual_time
-async def test_a_request_that_waits_for_its_model_can_be_aborted_and_the_load_goes_on() -> None:
+async def test_a_request_that_waits_for_its_model_can_be_aborted_and_a_load_that_has_begun_goes_on() -> None:
     scene = Scene({"chat": 1000})
     async with scene.pool as pool:
         generation = pool.generate("chat", prompt="hi")
-        await turns()
+        while scene.states["chat"] != "loading":
+            await turns(1)
         assert pool.abort(generation.id, "changed my mind")
         with pytest.raises(RequestAborted, match="changed my mind"):
             await generation.text()

@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
+from omlxd.core.events import EventName
 from omlxd.core.states import EntryState
 from omlxd.daemon.listening import HEARTBEAT_S, JUDGED_S, wait_before_stream
 from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.monitor import MemoryMonitor
+from omlxd.daemon.request import Generation
+from omlxd.daemon.tallies import Tallies
 from omlxd.daemon.waits import progress_words
 from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time
@@ -106,3 +109,64 @@ async def test_a_request_that_waits_at_the_door_says_for_whom() -> None:
         await first.text()
         await second.text()
         assert second.waits_for is None
+
+
+def reasons(scene: Scene, generation: Generation) -> list[str]:
+    """Why the request waited, as the log has it."""
+    return [each.fields["reason"] for each in scene.named(EventName.REQUEST_WAITING) if each.request == generation.id]
+
+
+@on_virtual_time
+async def test_the_log_says_once_that_a_request_waits_in_the_engine_and_for_whom() -> None:
+    scene = Scene({"a": 100}, max_batch=1, step_s=0.5, answer_tokens=100)
+    tallies = Tallies()
+    scene.on_event = tallies.count
+    async with scene.pool as pool:
+        await pool.load("a")
+        runs = pool.generate("a", prompt="hi", max_tokens=20)
+        await until_decoding(runs)
+        waits, last = (pool.generate("a", prompt="hi", max_tokens=20) for _ in range(2))
+        await asyncio.sleep(0.5)
+        assert reasons(scene, waits) == []
+        for each in (runs, waits, last):
+            await each.text()
+        assert reasons(scene, runs) == []
+        assert reasons(scene, waits) == reasons(scene, last) == ["`a` runs 1 request already, and no more at once"]
+    told = scene.named(EventName.REQUEST_WAITING)
+    assert [each.fields["waited_s"] for each in told] == pytest.approx([1.0, 1.0], abs=0.1)
+    assert tallies.waits["a"] == 0  # none of them waited for its model
+
+
+@on_virtual_time
+async def test_a_prompt_that_waits_for_its_turn_beside_others_and_a_load_says_so() -> None:
+    scene = Scene({"a": 100, "b": 1000}, step_s=2.0, slice_bytes=10 * MIB)
+    async with scene.pool as pool:
+        await pool.load("a")
+        loading = asyncio.create_task(pool.load("b"))
+        await until(lambda: pool.entries["b"].state is EntryState.LOADING)
+        first, second = (pool.generate("a", prompt="hi") for _ in range(2))
+        await first.text()
+        await second.text()
+        assert reasons(scene, first) == [
+            "`a` is loaded, but the engine has 1 other prompt and the load of `b` to see to as well"
+        ]
+        await loading
+
+
+@on_virtual_time
+async def test_who_stands_behind_others_at_the_door_is_told_of_them_and_then_of_its_own_memory() -> None:
+    token = 64 * 1024
+    options = {"costs": FakeCosts(token), "kv_bytes_per_token": token, "answer_tokens": 100, "step_s": 0.1}
+    scene = Scene({"a": 100}, **options)
+    async with scene.pool as pool:
+        scene.enforcer(200, hard_mib=220).start()
+        await pool.load("a")
+        first, second, third = (pool.generate("a", tokens=[1] * 700, max_tokens=100) for _ in range(3))
+        for each in (first, second, third):
+            await each.text()
+        assert reasons(scene, first) == []
+        (of_memory,) = reasons(scene, second)
+        assert "it waits for `a`" in of_memory
+        behind, of_memory = reasons(scene, third)
+        assert behind == "`a` is loaded, but 1 request before it waits for memory"
+        assert "it waits for `a`" in of_memory

@@ -70,7 +70,7 @@ def _models(home: Home, demo_home: Home) -> _Models:
 
 
 def _say(text: str) -> None:
-    output.data(f"  {text}")
+    output.sentence(f"  {text}")
     sys.stdout.flush()
 
 

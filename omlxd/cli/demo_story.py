@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -180,10 +178,8 @@ def _step(title: str, command: str) -> None:
 
 
 def _say(text: str) -> None:
-    """An indented line, folded on a terminal: decisions are long, and they are what the demo is about."""
-    width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else sys.maxsize
-    indent = " " * (2 + len(text) - len(text.lstrip()))
-    output.data(textwrap.fill(text.strip(), width=max(40, width), initial_indent=indent, subsequent_indent=indent))
+    """An indented line: decisions are long, and they are what the demo is about."""
+    output.sentence(f"  {text}", hang=0)
     sys.stdout.flush()
 
 

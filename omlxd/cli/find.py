@@ -58,7 +58,7 @@ def find(
     if whole:
         _draw(whole, verdicts, names)
     for each in broken if all_ else ():
-        output.data(f"  {one_line(each.problem)}")
+        output.sentence(f"  {one_line(each.problem)}")
     if broken and not all_:
         output.note(f"{len(broken)} left out as not complete or not supported; `--all` shows them and why")
     if not whole:

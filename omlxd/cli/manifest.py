@@ -180,4 +180,4 @@ def _draw(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryLimi
     draw(check_table((report, manifest.models[report.name].pin) for report in reports))
     for report in reports:
         for problem in report.problems:
-            output.data(f"  {report.name}: {problem}")
+            output.sentence(f"  {report.name}: {problem}")

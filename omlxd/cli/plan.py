@@ -152,13 +152,13 @@ def _draw(surroundings: Surroundings, plan: Plan) -> None:
     soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no limit"
     hard = f", hard limit {format_bytes(limits.hard_bytes)}" if limits.hard_bytes else ""
     source = "as the daemon has it now" if surroundings.running else "the daemon is not running"
-    output.data(f"{soft}{hard}; {source}")
+    output.sentence(f"{soft}{hard}; {source}")
     table = plan_table(plan.rows, plan.together)
     wide = has_room_for(table)
     draw(table if wide else plan_table(plan.rows, plan.together, narrow=True))
     for verdict in _asked(plan):
         unloads = "" if wide or not verdict.evict else f"; unloads {', '.join(f'`{name}`' for name in verdict.evict)}"
-        output.data(f"  {verdict.why}{unloads}")
+        output.sentence(f"  {verdict.why}{unloads}")
     for _, verdict in plan.rows:
         if not verdict.known:
             output.note(f"the architecture of `{verdict.names[0]}` is not known; its KV and transient are a guess")

@@ -15,6 +15,7 @@ from omlxd.cli.limit import check_size
 from omlxd.cli.options import Json
 from omlxd.core.errors import DaemonNotRunning, DoesNotFit, InvalidRequest, OmlxError
 from omlxd.core.units import format_bytes
+from omlxd.core.wording import named
 
 if TYPE_CHECKING:
     from omlxd.core.limits import MemoryLimits
@@ -130,8 +131,7 @@ def show(surroundings: Surroundings, plan: Plan, *, json: bool) -> None:
 
 def _left_out(models: Sequence[LeftOut]) -> OmlxError:
     """Of the kind of the first bad files; where all are well, of what was asked of them."""
-    names = ", ".join(f"`{model.name}`" for model in models)
-    said = f"{names} {'is' if len(models) == 1 else 'are'} left out"
+    said = f"{named(model.name for model in models)} {'is' if len(models) == 1 else 'are'} left out"
     bad = next((model.error for model in models if not isinstance(model.error, InvalidRequest)), None)
     if bad is None:
         return InvalidRequest(said, hint=models[0].error.hint)

@@ -300,6 +300,7 @@ def test_a_signal_ends_the_process_with_success_and_leaves_nothing(
         "socket": str(home / "omlxd.sock"),
         "api": None,
         "warnings": [],
+        "loading": [],
     }
     assert ask(process.socket, "GET", "/v1/control/status").json["pid"] == process.popen.pid
     process.popen.send_signal(number)

@@ -33,6 +33,7 @@ from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.log_console import Console
 from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.model_check import warnings_of_missing
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.reloading import Parts, Reloader
 from omlxd.daemon.restoring import note_the_end, note_the_start, note_what_is_loaded, wanted_first
@@ -173,7 +174,8 @@ async def _run(
             manager.ready()
             await daemon.state_file.try_writing()
             await note_the_start(daemon, config.manifest_path, config.home)
-            warnings = (*daemon.enforcer.limits.warnings, *daemon.state_file.warnings)
+            missing = await asyncio.to_thread(warnings_of_missing, daemon.manifest)
+            warnings = (*daemon.enforcer.limits.warnings, *daemon.state_file.warnings, *missing)
             loading = tuple(entry.name for entry in wanted_first(daemon))
             on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, warnings, loading))
             daemon.in_background(_become_ready(daemon))

@@ -91,7 +91,8 @@ def add_entry(
     about = f"{format_bytes(files.weights_bytes)}, {stored}" + (f", context {context_length}" if context_length else "")
     output.sentence(f"added `{name}` ({about}) to {path}")
     _tell_fit(context, path, name, found)
-    take_up(client_of(context), path)
+    loads = "loads it now" if more.get("pin") else "loads it now if there is room" if more.get("preload") else ""
+    take_up(client_of(context), path, then=f"{loads}; `omlxd status` shows how far it is" if loads else "")
 
 
 def rm(

@@ -159,6 +159,9 @@ def test_the_demo_shows_a_real_eviction_and_leaves_nothing_behind(omlxd_process:
     assert "Rome" in done.stdout
     assert "\x1b" not in done.stdout
     assert [path.name for path in demo_home.iterdir()] == ["models"]
+    told = next(line for line in done.stdout.splitlines() if line.startswith("    omlxd add chat "))
+    assert omlxd_process(*told.split()[1:]).returncode == 0
+    assert omlxd_process("check").returncode == 0
 
 
 @pytest.mark.mlx

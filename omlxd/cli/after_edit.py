@@ -25,8 +25,15 @@ def manifest_in_use(context: typer.Context, named: Path | None) -> Path:
         return home_of(context).manifest
 
 
-def take_up(client: Client, manifest: Path, *, force: bool = False) -> None:
-    """Have the running daemon read the manifest that was edited, if it is its own; `force`: also one without models."""
+def take_up(client: Client, manifest: Path, *, force: bool = False, then: str = "") -> None:
+    """Have the running daemon read the manifest that was edited, if it is its own.
+
+    Args:
+        client: of the daemon.
+        manifest: what was edited.
+        force: take one without models too.
+        then: what the daemon does next because of it.
+    """
     try:
         if Path(client.get("/v1/control/status")["manifest"]) != manifest:
             output.note(
@@ -37,7 +44,7 @@ def take_up(client: Client, manifest: Path, *, force: bool = False) -> None:
         done = client.call("POST", "/v1/control/reload", body, timeout_s=None)
         for warning in done.get("warnings", ()):
             output.warn(warning)
-        output.note("the running daemon has taken it up")
+        output.note("the running daemon has taken it up" + (f", and {then}" if then else ""))
     except DaemonNotRunning as error:
         output.note(f"{error.message}; `omlxd start` starts it")
     except OmlxError as error:

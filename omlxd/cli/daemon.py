@@ -22,7 +22,9 @@ from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detac
 from omlxd.core.errors import DaemonNotRunning, InvalidRequest, ManifestInvalid, NotPermitted, OmlxError, Unreachable
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
+from omlxd.core.states import EntryState
 from omlxd.core.units import format_bytes
+from omlxd.core.wording import named
 from omlxd.daemon.home import Home
 
 if TYPE_CHECKING:
@@ -55,7 +57,10 @@ def start(
     restore: RestoreName = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; the log goes to the terminal.")] = False,
 ) -> None:
-    """Start the daemon and return when it is ready."""
+    """Start the daemon and return when it answers.
+
+    Models that it loads first are still on their way then.
+    """
     options = _checked(max_memory, hard_limit, manifest, policy, restore)
     if foreground:
         exec_foreground(home_of(context), options)
@@ -107,7 +112,7 @@ def restart(
             body = {"max_memory": stopped.unsaved_limit, "force": True}
             for warning in client.call("PATCH", "/v1/control/limits", body, timeout_s=None).get("warnings", ()):
                 output.warn(warning)
-        output.data(ready_line(found, client))
+        output.sentence(answering_line(found, client))
 
 
 def _start_of_a_crashed(home: Home) -> Mapping[str, str]:
@@ -169,7 +174,7 @@ def _start(home: Home, options: StartOptions) -> None:
     ready = start_detached(home, options)
     for warning in ready.get("warnings", ()):
         output.warn(warning)
-    output.data(ready_line(ready, Client(home.socket)))
+    output.sentence(answering_line(ready, Client(home.socket)))
     if origin := _limit_origin(home, options):
         output.note(f"the limit was {origin}")
 
@@ -189,17 +194,25 @@ def _limit_origin(home: Home, options: StartOptions) -> str | None:
         return None  # it was edited since the daemon read it
 
 
-def ready_line(ready: dict[str, Any], client: Client) -> str:
-    """`omlxd is ready: pid 123, limit 8.00 GiB, api http://127.0.0.1:8321`."""
-    parts = [f"pid {ready['pid']}"]
+def answering_line(ready: Mapping[str, Any], client: Client) -> str:
+    """`omlxd answers: pid 123, limit 8.00 GiB, api http://127.0.0.1:8321; loading `chat``.
+
+    Args:
+        ready: the daemon's ready line, with the models that it loads first; or what is known in its place.
+        client: asks for the limit, and for what is being loaded where the ready line does not say it.
+    """
+    parts, loading = [f"pid {ready['pid']}"], ready.get("loading")
     try:
-        soft_bytes = client.get("/v1/control/status", timeout_s=2.0)["memory"]["soft_limit"]
+        status = client.get("/v1/control/status", timeout_s=2.0)
+        soft_bytes = status["memory"]["soft_limit"]
         parts.append(f"limit {format_bytes(soft_bytes)}" if soft_bytes else "no limit")
+        if loading is None:
+            loading = [model["name"] for model in status["models"] if model["state"] == EntryState.LOADING.value]
     except (OmlxError, KeyError):
-        pass  # it is ready, which is what was asked; the limit is only good to know
+        pass  # it answers, which is what was asked; the rest is only good to know
     if ready.get("api"):
         parts.append(f"api http://{ready['api']}")
-    return f"omlxd is ready: {', '.join(parts)}"
+    return f"omlxd answers: {', '.join(parts)}" + (f"; loading {named(loading)}" if loading else "")
 
 
 @dataclass(frozen=True, slots=True)

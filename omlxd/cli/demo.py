@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ import typer
 from omlxd.cli import output
 from omlxd.cli.client import Client
 from omlxd.cli.demo_story import Sizes, tell
+from omlxd.cli.find import tilde
 from omlxd.cli.invocation import home_of
 from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
 from omlxd.core.errors import OmlxError, StartFailed
@@ -39,11 +41,19 @@ def demo(context: typer.Context) -> None:
         demo_home.manifest.write_text(_manifest_text(models), encoding="utf-8")
         with _daemon(demo_home, sizes) as (ready, client):
             tell(client, ready, sizes)
-    output.data("The demo's daemon is stopped. The same with your own models:")
+    output.sentence("The demo's daemon is stopped, and its model is kept. A first chat with it:", hang=0)
     output.data("")
-    output.data("    omlxd init      # writes a manifest; put your models into it")
-    output.data("    omlxd start     # detaches, returns when ready")
-    output.data("    omlxd status    # models, memory, limits, decisions")
+    output.data(f"    omlxd add chat {_typed(models.chat)}")
+    output.data("    omlxd start     # detaches, returns when the daemon answers")
+    output.data("    omlxd run chat")
+    output.data("")
+    output.sentence("`omlxd find` shows other models of this machine, `omlxd pull` fetches one.", hang=0)
+
+
+def _typed(path: Path) -> str:
+    """The path as one would type it in a shell."""
+    quoted = shlex.quote(str(path))
+    return tilde(quoted) if quoted == str(path) else quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ def _models(home: Home, demo_home: Home) -> _Models:
 
 
 def _say(text: str) -> None:
-    output.data(f"  {text}")
+    output.sentence(f"  {text}")
     sys.stdout.flush()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +10,7 @@ from typing import Any, Final
 from omlxd.cli import output
 from omlxd.cli.answer import Answer, AnswerWriter, stream_answer
 from omlxd.cli.client import Client
-from omlxd.cli.daemon import ready_line
+from omlxd.cli.daemon import answering_line
 from omlxd.cli.models import load_with_progress
 from omlxd.cli.sentences import decision_sentence
 from omlxd.core.errors import OmlxError
@@ -61,7 +59,7 @@ def tell(client: Client, ready: Mapping[str, Any], sizes: Sizes) -> None:
     """
     story = _Story(client)
     _step("A daemon with a memory limit", f"omlxd start --max-memory {sizes.limit} --hard-limit {sizes.hard_limit}")
-    _say(ready_line(dict(ready), client))
+    _say(answering_line(ready, client))
     _say(f"The limit holds `chat` ({format_bytes(sizes.chat_bytes)}) and one tiny model.")
 
     _step("Load the real model, pin it, ask it", f'omlxd load chat --pin; omlxd run chat "{QUESTION}"')
@@ -180,10 +178,8 @@ def _step(title: str, command: str) -> None:
 
 
 def _say(text: str) -> None:
-    """An indented line, folded on a terminal: decisions are long, and they are what the demo is about."""
-    width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else sys.maxsize
-    indent = " " * (2 + len(text) - len(text.lstrip()))
-    output.data(textwrap.fill(text.strip(), width=max(40, width), initial_indent=indent, subsequent_indent=indent))
+    """An indented line: decisions are long, and they are what the demo is about."""
+    output.sentence(f"  {text}", hang=0)
     sys.stdout.flush()
 
 

@@ -64,10 +64,13 @@ class Found:
 
 
 def default_folders(home: Home, manifest: Manifest) -> list[Path]:
-    """Where models may be beside the cache: the home's, usual folders, and those that the manifest's models are in."""
+    """Where models may be beside the cache: the home's, usual folders, and those that the manifest's models are in.
+
+    Whether they exist or not.
+    """
     beside = [Path(model.path).parent for model in manifest.models.values() if model.path]
     usual = [Path(each).expanduser() for each in _ELSEWHERE]
-    return [each for each in dict.fromkeys([home.root / "models", *usual, *beside]) if each.is_dir()]
+    return list(dict.fromkeys([home.root / "models", *usual, *beside]))
 
 
 def find_models(folders: Sequence[Path], *, cache: bool, environment: Mapping[str, str] = os.environ) -> list[Found]:

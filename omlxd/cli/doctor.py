@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -95,5 +94,5 @@ def _draw(found: Sequence[Finding]) -> None:
     width = max(len(finding.check) for finding in found)
     for finding in found:
         mark, colour = _MARKS[finding.health]
-        line = f"{output.painted(mark, colour, sys.stdout)} {finding.check:<{width}}  {finding.found}"
-        output.data(line if finding.remedy is None else f"{line}; {finding.remedy}")
+        found_and_remedy = finding.found if finding.remedy is None else f"{finding.found}; {finding.remedy}"
+        output.sentence(f"{finding.check:<{width}}  {found_and_remedy}", label=mark, sgr=colour, hang=width + 4)

@@ -89,9 +89,10 @@ def add_entry(
     assert files is not None
     stored, context_length = quantisation(files.config, files.element_bytes), files.context_length
     about = f"{format_bytes(files.weights_bytes)}, {stored}" + (f", context {context_length}" if context_length else "")
-    output.data(f"added `{name}` ({about}) to {path}")
+    output.sentence(f"added `{name}` ({about}) to {path}")
     _tell_fit(context, path, name, found)
-    take_up(client_of(context), path)
+    loads = "loads it now" if more.get("pin") else "loads it now if there is room" if more.get("preload") else ""
+    take_up(client_of(context), path, then=f"{loads}; `omlxd status` shows how far it is" if loads else "")
 
 
 def rm(

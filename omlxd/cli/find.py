@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from omlxd.core.manifest import Manifest
 from omlxd.core.quantisation import quantisation
 from omlxd.core.states import SCHEMA
 from omlxd.core.units import format_bytes
+from omlxd.daemon.model_files import hub_cache
 
 if TYPE_CHECKING:
     from omlxd.core.plan import Verdict
@@ -45,7 +47,8 @@ def find(
         if not folder.expanduser().is_dir():
             raise InvalidRequest(f"`{folder}` is not a folder", hint="`omlxd find` alone looks in the usual places")
     chosen = [each.expanduser().absolute() for each in folders or ()]
-    found = find_models(chosen or default_folders(home_of(context), surroundings.manifest), cache=not chosen)
+    looked = chosen or default_folders(home_of(context), surroundings.manifest)
+    found = find_models([each for each in looked if each.is_dir()], cache=not chosen)
     whole = [each for each in found if each.files is not None]
     broken = [each for each in found if each.files is None]
     names = _names(surroundings.manifest)
@@ -58,13 +61,26 @@ def find(
     if whole:
         _draw(whole, verdicts, names)
     for each in broken if all_ else ():
-        output.data(f"  {one_line(each.problem)}")
+        output.sentence(f"  {one_line(each.problem)}")
     if broken and not all_:
         output.note(f"{len(broken)} left out as not complete or not supported; `--all` shows them and why")
     if not whole:
-        output.note("no models were found; `omlxd pull ORGANISATION/NAME` fetches one from the Hugging Face hub")
+        output.note(f"no models were found in {_places(looked, cache=not chosen)}")
+        output.note(
+            "`omlxd pull ORGANISATION/NAME` fetches one from the Hugging Face hub, `omlxd find FOLDER` looks there"
+        )
     elif any(each.source.written not in names for each in whole):
         output.note("`omlxd add NAME WHERE` puts one into the manifest")
+
+
+def _places(folders: Sequence[Path], *, cache: bool) -> str:
+    """Where was looked, each as one would type it, and which of it does not exist."""
+    hub = hub_cache(os.environ)
+    places = [("the Hugging Face cache ", hub)] if cache else []
+    places += [("", folder) for folder in folders]
+    return ", ".join(
+        f"{what}`{one_line(tilde(str(path)))}`{'' if path.is_dir() else ' (does not exist)'}" for what, path in places
+    )
 
 
 def manifest_or_none(path: Path) -> Manifest | None:

@@ -69,7 +69,7 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
     except ManifestInvalid as error:
         invalid = with_file_problems(error, path)
         if json:
-            problems = list(invalid.problems)
+            problems = list(invalid.problems) or [invalid.message]
             output.data_json({"schema": SCHEMA, "manifest": str(path), "problems": problems, "models": []})
         raise invalid from error
     reports = check_models(found, limits.soft_bytes)
@@ -180,4 +180,4 @@ def _draw(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryLimi
     draw(check_table((report, manifest.models[report.name].pin) for report in reports))
     for report in reports:
         for problem in report.problems:
-            output.data(f"  {report.name}: {problem}")
+            output.sentence(f"  {report.name}: {problem}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
@@ -31,12 +33,28 @@ _ASCII: Final = str.maketrans(
     }
 )
 
+_CODE: Final = re.compile(r"`[^`\n]*`")
+_GLUE: Final = "\ue000"  # a blank that is no place to break; from the range that no text uses
+_NARROWEST: Final = 20
+
 _LEVEL_COLOURS: Final = {"warning": "33", "error": "31", "debug": "2"}
 
 
 def data(text: str = "") -> None:
     """One line of what was asked for, to stdout."""
     sys.stdout.write(ornamented(text, sys.stdout) + "\n")
+
+
+def sentence(text: str, *, label: str = "", sgr: str = "", hang: int = 2) -> None:
+    """Some words of what was asked for, to stdout; on a terminal broken between words.
+
+    Args:
+        text: what is said; its own lines stay lines.
+        label: what stands before it.
+        sgr: the colour of the label.
+        hang: by how many columns the following lines are set in.
+    """
+    sys.stdout.write(_labelled(text, label, sgr, sys.stdout, hang) + "\n")
 
 
 def data_json(body: Any) -> None:
@@ -46,23 +64,69 @@ def data_json(body: Any) -> None:
 
 
 def note(text: str) -> None:
-    """One line about what is going on, to stderr."""
-    sys.stderr.write(ornamented(text, sys.stderr) + "\n")
+    """A sentence about what is going on, to stderr; on a terminal broken between words."""
+    _note(text)
 
 
 def warn(text: str) -> None:
     """`warning: ...`, to stderr."""
-    note(f"{painted('warning:', '33', sys.stderr)} {text}")
+    _note(text, "warning:", "33")
 
 
 def report(error: OmlxError) -> None:
     """`error: ...` and `hint: ...`, to stderr; a bad manifest has all its problems between the two."""
-    note(f"{painted('error:', '1;31', sys.stderr)} {error.message}")
+    _note(error.message, "error:", "1;31")
     if isinstance(error, ManifestInvalid):
         for problem in error.problems:
             note(f"  {problem}")
     if error.hint:
-        note(f"{painted('hint:', '36', sys.stderr)} {error.hint}")
+        _note(error.hint, "hint:", "36")
+
+
+def _note(text: str, label: str = "", sgr: str = "") -> None:
+    sys.stderr.write(_labelled(text, label, sgr, sys.stderr, 2) + "\n")
+
+
+def _labelled(text: str, label: str, sgr: str, stream: TextIO, hang: int) -> str:
+    """The label in its colour and the text, broken as if there were no colour."""
+    label, text = ornamented(label, stream), ornamented(text, stream)
+    whole = wrapped(f"{label} {text}" if label else text, stream, hang=hang)
+    return (painted(label, sgr, stream) if label else "") + whole[len(label) :]
+
+
+def wrapped(text: str, stream: TextIO, *, hang: int = 2) -> str:
+    """The text as a terminal has room for it, broken between words; on anything else as it is.
+
+    Code in backticks is kept whole where a line has room for it, and what has no blanks (a path) always is, so that it
+    can be copied. Lines that are quoted with `|` stay as somebody else wrote them.
+    """
+    if not is_terminal(stream):
+        return text
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdigit() and int(columns) else _columns(stream)
+    return "\n".join(_broken(line, max(width, _NARROWEST), hang) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int, hang: int) -> str:
+    words = line.lstrip(" ")
+    if len(line) <= width or words.startswith("|"):
+        return line
+    indent = " " * (len(line) - len(words))
+    hanging = indent + " " * min(hang, width // 4)
+
+    def glued(code: re.Match[str]) -> str:
+        return code[0].replace(" ", _GLUE) if len(hanging) + len(code[0]) <= width else code[0]
+
+    return textwrap.fill(
+        _CODE.sub(glued, words),
+        width,
+        initial_indent=indent,
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    ).replace(_GLUE, " ")
 
 
 def ornamented(text: str, stream: TextIO) -> str:

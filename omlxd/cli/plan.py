@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +13,16 @@ from omlxd.cli.completion import model_names
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
 from omlxd.cli.options import Json
-from omlxd.core.errors import DaemonNotRunning, DoesNotFit, OmlxError
+from omlxd.core.errors import DaemonNotRunning, DoesNotFit, InvalidRequest, OmlxError
 from omlxd.core.units import format_bytes
+from omlxd.core.wording import named
 
 if TYPE_CHECKING:
     from omlxd.core.limits import MemoryLimits
     from omlxd.core.manifest import Manifest
     from omlxd.core.plan import Neighbour, Verdict
     from omlxd.core.saved_state import SavedState
-    from omlxd.daemon.planning import Plan, Surroundings
+    from omlxd.daemon.planning import LeftOut, Plan, Surroundings
 
 
 def plan(
@@ -54,14 +56,25 @@ def plan(
         check_size(max_memory)
     from omlxd.daemon.planning import make_plan
 
-    surroundings = find_surroundings(context, max_memory)
+    surroundings = find_surroundings(context, max_memory, warn_of_pins=bool(names))  # else it is a row itself
     show(surroundings, make_plan(surroundings, names, tokens, concurrency), json=json)
 
 
 def find_surroundings(
-    context: typer.Context, max_memory: str | None = None, manifest: Manifest | None = None
+    context: typer.Context,
+    max_memory: str | None = None,
+    manifest: Manifest | None = None,
+    *,
+    warn_of_pins: bool = True,
 ) -> Surroundings:
-    """What the daemon says when one runs, else what the manifest says would be; `manifest` in place of the file."""
+    """What the daemon says when one runs, else what the manifest says would be.
+
+    Args:
+        context: of the command.
+        max_memory: a soft limit other than that one.
+        manifest: what is looked at in place of the file.
+        warn_of_pins: tell which pinned models do not count, since their files are bad.
+    """
     from pathlib import Path
 
     from omlxd.core.manifest import max_memory_bytes
@@ -86,24 +99,43 @@ def find_surroundings(
         limits = resolve_limits(max_memory_bytes(max_memory, machine), None, machine)
         for warning in limits.warnings:
             output.warn(warning)
-    neighbours = neighbours_of(status["models"]) if status else _pinned(manifest, state)
+    neighbours = neighbours_of(status["models"]) if status else _pinned(manifest, state, warn=warn_of_pins)
     planner = planner_of(manifest, limits, neighbours, status["memory"]["unaccounted"] if status else 0)
     backend = str((status or {}).get("backend") or default_backend())
     return Surroundings(manifest, planner, state, backend, status is not None)
 
 
 def show(surroundings: Surroundings, plan: Plan, *, json: bool) -> None:
-    """Write the verdicts; raises DoesNotFit when what was asked for would not fit."""
+    """Write the verdicts, and name each model that cannot be judged.
+
+    Raises:
+        DoesNotFit: what was asked for would not fit.
+        OmlxError: a model cannot be judged.
+    """
     if json:
         from omlxd.daemon.planning import plan_json
 
         output.data_json(plan_json(surroundings, plan))
     elif plan.rows:
         _draw(surroundings, plan)
-    else:
+    elif not plan.left_out:
         output.note("the manifest has no models yet; `omlxd find` shows what is here, `omlxd add` adds it")
+    for left in plan.left_out:
+        why = f"{left.error.message}; {left.error.hint}" if left.error.hint else left.error.message
+        output.warn(f"`{left.name}` is left out: {why}")
     if bad := [verdict for verdict in _asked(plan) if not verdict.fits]:
         raise DoesNotFit(bad[0].why, hint=_remedy(bad[0]), details={"short_bytes": bad[0].short_bytes})
+    if plan.left_out:
+        raise _left_out(plan.left_out)
+
+
+def _left_out(models: Sequence[LeftOut]) -> OmlxError:
+    """Of the kind of the first bad files; where all are well, of what was asked of them."""
+    said = f"{named(model.name for model in models)} {'is' if len(models) == 1 else 'are'} left out"
+    bad = next((model.error for model in models if not isinstance(model.error, InvalidRequest)), None)
+    if bad is None:
+        return InvalidRequest(said, hint=models[0].error.hint)
+    return type(bad)(said, hint="`omlxd check` looks at the files of all models")
 
 
 def _asked(plan: Plan) -> list[Verdict]:
@@ -128,7 +160,7 @@ def _limits_to_come(manifest: Manifest, state: SavedState) -> MemoryLimits:
     return settings.memory_limits(find_machine())
 
 
-def _pinned(manifest: Manifest, state: SavedState) -> tuple[Neighbour, ...]:
+def _pinned(manifest: Manifest, state: SavedState, *, warn: bool) -> tuple[Neighbour, ...]:
     """Who will always be in memory when a daemon runs; a pinned model with bad files will not be."""
     from omlxd.core.plan import Neighbour
     from omlxd.daemon.model_files import model_folder, read_model_folder
@@ -139,7 +171,8 @@ def _pinned(manifest: Manifest, state: SavedState) -> tuple[Neighbour, ...]:
             try:
                 held_bytes = read_model_folder(model_folder(model)).weights_bytes
             except OmlxError as failed:
-                output.warn(f"the pinned `{model.name}` is left out: {failed.message}")
+                if warn:
+                    output.warn(f"the pinned `{model.name}` is left out: {failed.message}")
                 continue
             found.append(Neighbour(model.name, held_bytes, True, "pinned"))
     return tuple(found)
@@ -152,13 +185,13 @@ def _draw(surroundings: Surroundings, plan: Plan) -> None:
     soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no limit"
     hard = f", hard limit {format_bytes(limits.hard_bytes)}" if limits.hard_bytes else ""
     source = "as the daemon has it now" if surroundings.running else "the daemon is not running"
-    output.data(f"{soft}{hard}; {source}")
+    output.sentence(f"{soft}{hard}; {source}")
     table = plan_table(plan.rows, plan.together)
     wide = has_room_for(table)
     draw(table if wide else plan_table(plan.rows, plan.together, narrow=True))
     for verdict in _asked(plan):
         unloads = "" if wide or not verdict.evict else f"; unloads {', '.join(f'`{name}`' for name in verdict.evict)}"
-        output.data(f"  {verdict.why}{unloads}")
+        output.sentence(f"  {verdict.why}{unloads}")
     for _, verdict in plan.rows:
         if not verdict.known:
             output.note(f"the architecture of `{verdict.names[0]}` is not known; its KV and transient are a guess")

@@ -76,7 +76,7 @@ def start_detached(home: Home, options: StartOptions) -> dict[str, Any]:
 
     Raises:
         ManifestInvalid: there is no manifest, or the daemon refuses it.
-        StartFailed: it died, or was not ready within `READY_TIMEOUT_S`.
+        StartFailed: it died, or did not answer within `READY_TIMEOUT_S`.
         OmlxError: whatever else the daemon says.
     """
     from omlxd.daemon.sockets import prepare_home
@@ -193,7 +193,7 @@ def _first_line(reader: int) -> bytes:
         readable, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
         if not readable:
             raise StartFailed(
-                f"the daemon was not ready within {READY_TIMEOUT_S:g} s", hint="`omlxd start --foreground` shows more"
+                f"the daemon did not answer within {READY_TIMEOUT_S:g} s", hint="`omlxd start --foreground` shows more"
             )
         piece = os.read(reader, 65_536)
         if not piece:
@@ -217,7 +217,7 @@ def _died(status: int, home: Home, err_start: int, began: float) -> StartFailed:
     tail = _tail(err, err_start) or [*_last_events(home.log, began)][::-1]
     quoted = "".join(f"\n  | {line}" for line in tail[-LAST_LINES:])
     return StartFailed(
-        f"the daemon ended {how} before it was ready{':' if quoted else ''}{quoted}",
+        f"the daemon ended {how} before it answered{':' if quoted else ''}{quoted}",
         hint=f"`omlxd start --foreground` shows more; its output is in `{err}`",
         details={"status": status},
     )

@@ -91,7 +91,7 @@ def plan_table(rows: Iterable[tuple[Wish, Verdict]], together: Verdict | None, *
     """What `plan` predicts for each model by itself, and for all of them at the same time; `narrow` without details."""
     sizes = (">STAYS", ">PEAK") if narrow else (">WEIGHTS", ">KV", ">GROWTH", ">TRANSIENT")
     unloads = () if narrow else ("~UNLOADS",)
-    table = plain_table("~MODEL", "FITS", *sizes, ">CONTEXT", ">MOST", ">REQ", ">MOST", "BINDS", *unloads)
+    table = plain_table("~MODEL", "FITS", *sizes, ">CONTEXT", ">MAX CTX", ">REQ", ">MAX REQ", "BINDS", *unloads)
 
     def add(name: str, verdict: Verdict, *asked_and_most: str) -> None:
         evict = () if narrow else (cells.word(", ".join(verdict.evict) or NOTHING),)

@@ -9,7 +9,7 @@ import typer
 
 from omlxd.cli import output
 from omlxd.cli.client import Client
-from omlxd.cli.daemon import ready_line
+from omlxd.cli.daemon import answering_line
 from omlxd.cli.holder import holder_of
 from omlxd.cli.invocation import home_of
 from omlxd.cli.options import Json, ManifestFile
@@ -79,7 +79,7 @@ def uninstall(context: typer.Context, system: System = False) -> None:
 
 @service.command()
 def start(context: typer.Context, system: System = False) -> None:
-    """Start the service now and return when the daemon is ready."""
+    """Start the service now and return when the daemon answers."""
     host, file = _there(context, system)
     _require_installed(file)
     home = home_of(context)
@@ -92,7 +92,7 @@ def start(context: typer.Context, system: System = False) -> None:
             details={"pid": holder.pid, "home": str(home.root)},
         )
     found = Service(host, home).start()
-    output.data(ready_line({"pid": found["pid"]}, Client(home.socket)))
+    output.sentence(answering_line({"pid": found["pid"]}, Client(home.socket)))
 
 
 @service.command()

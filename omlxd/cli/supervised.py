@@ -41,7 +41,7 @@ class Service:
         One that is seen to be gone again and again is not waited for.
 
         Raises:
-            StartFailed: it did not become ready.
+            StartFailed: the daemon did not answer.
             OmlxError: it cannot be started.
         """
         host, name, client, gone = self.host, self.name, Client(self.home.socket), 0
@@ -60,7 +60,7 @@ class Service:
             gone = gone + 1 if host.view(name).state in (ServiceState.FAILED, ServiceState.STOPPED) else 0
             time.sleep(POLL_S)
         state = host.view(name).state.value
-        raise StartFailed(f"the service did not become ready ({state})", hint=self._where_to_look())
+        raise StartFailed(f"the service's daemon did not answer ({state})", hint=self._where_to_look())
 
     def _where_to_look(self) -> str:
         if self.host.kind == "launchd":

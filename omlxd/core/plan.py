@@ -124,25 +124,25 @@ class Verdict:
     def why(self) -> str:
         """The verdict in one sentence."""
         named = ", ".join(f"`{name}`" for name in self.names)
-        need = f"{named} {'needs' if len(self.names) == 1 else 'need'} {format_bytes(self._compared_bytes)}"
+        need = f"{named} {'needs' if len(self.names) == 1 else 'need'} {self._sum_text}"
         if self.beside:
-            need += f" beside {format_bytes(self.beside_bytes)} of " + ", ".join(f"`{name}`" for name in self.beside)
+            need += f", beside {format_bytes(self.beside_bytes)} of " + ", ".join(f"`{name}`" for name in self.beside)
         if not self.limit_bytes:
             return f"{need}; no limit is enforced"
         limit = f"the {'hard' if self.hard else 'soft'} limit {format_bytes(self.limit_bytes)} ({self.binding})"
         if not self.fits:
-            return f"{need}, {format_bytes(self.short_bytes)} more than {limit} leaves"
+            return f"{need}: {format_bytes(self.short_bytes)} more than {limit} leaves"
         fit = "fits" if len(self.names) == 1 else "fit"
-        return f"{need} and {fit}: {format_bytes(-self.short_bytes)} are left below {limit}{self._passing_text}"
+        return f"{need}, and {fit}: {format_bytes(-self.short_bytes)} are left below {limit}"
 
     @property
-    def _passing_text(self) -> str:
-        """That a step needs more than what stays: the hard limit has to leave that, the soft one does not."""
-        if not (passing_bytes := self.need.transient_bytes):
-            return ""
-        if self.hard:
-            return f"; {format_bytes(passing_bytes)} of it are held by a step in passing"
-        return f"; a step holds up to {format_bytes(passing_bytes)} more in passing, within the hard limit"
+    def _sum_text(self) -> str:
+        """The sum that the limit is held against: all of it under the hard one, what stays under the soft one."""
+        compared, passing_bytes = format_bytes(self._compared_bytes), self.need.transient_bytes
+        if not passing_bytes:
+            return compared
+        passing = f"{format_bytes(passing_bytes)} in passing"
+        return f"{compared}, of which {passing}" if self.hard else f"{compared} that stay (and {passing})"
 
     @property
     def _compared_bytes(self) -> int:

@@ -33,9 +33,10 @@ from omlxd.daemon.lock import HomeLock
 from omlxd.daemon.log import EventLog, libraries_to
 from omlxd.daemon.log_console import Console
 from omlxd.daemon.manifest_file import read_manifest
+from omlxd.daemon.model_check import warnings_of_missing
 from omlxd.daemon.notify import ServiceManager
 from omlxd.daemon.reloading import Parts, Reloader
-from omlxd.daemon.restoring import note_the_end, note_the_start, note_what_is_loaded
+from omlxd.daemon.restoring import note_the_end, note_the_start, note_what_is_loaded, wanted_first
 from omlxd.daemon.server import HttpServer
 from omlxd.daemon.signals import Hangup, signals_to, stacks_on_request
 from omlxd.daemon.sockets import bind_tcp, bind_unix, prepare_home, remove_socket, written
@@ -82,16 +83,18 @@ class DaemonConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Both sockets answer; the models that are pinned or preloaded come next."""
+    """Both sockets answer; the models in `loading` come next."""
 
     pid: int
     socket: str
     api: str | None
     warnings: tuple[str, ...]
+    loading: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The line on `--ready-fd`."""
-        return {"ready": True, "pid": self.pid, "socket": self.socket, "api": self.api, "warnings": list(self.warnings)}
+        where = {"pid": self.pid, "socket": self.socket, "api": self.api}
+        return {"ready": True, **where, "warnings": list(self.warnings), "loading": list(self.loading)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +174,10 @@ async def _run(
             manager.ready()
             await daemon.state_file.try_writing()
             await note_the_start(daemon, config.manifest_path, config.home)
-            warnings = (*daemon.enforcer.limits.warnings, *daemon.state_file.warnings)
-            on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, warnings))
+            missing = await asyncio.to_thread(warnings_of_missing, daemon.manifest)
+            warnings = (*daemon.enforcer.limits.warnings, *daemon.state_file.warnings, *missing)
+            loading = tuple(entry.name for entry in wanted_first(daemon))
+            on_ready(Ready(os.getpid(), str(config.home.socket), daemon.api, warnings, loading))
             daemon.in_background(_become_ready(daemon))
             await daemon.stop.wanted.wait()
             manager.stopping(within_s=daemon.manifest.daemon.drain_timeout_s + AFTER_DRAIN_S)

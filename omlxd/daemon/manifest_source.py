@@ -91,7 +91,7 @@ def invalid_manifest(path: Path, problems: list[str]) -> ManifestInvalid:
 
 
 def _unreadable(shown_path: str, what: str, hint: str) -> ManifestInvalid:
-    return ManifestInvalid(f"the manifest `{shown_path}` {what}", problems=[f"file: {what}"], hint=hint)
+    return ManifestInvalid(f"the manifest `{shown_path}` {what}", hint=hint)
 
 
 _KEY: Final = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from omlxd.core.errors import ManifestInvalid, OmlxError
+from omlxd.core.errors import LoadFailed, ManifestInvalid, NotPermitted, OmlxError
 from omlxd.core.manifest import Manifest, ModelSettings, is_model_name
 from omlxd.core.units import format_bytes
-from omlxd.core.wording import dotted
+from omlxd.core.wording import dotted, named
 from omlxd.daemon.manifest_file import model_settings
 from omlxd.daemon.manifest_schema import ModelTable
 from omlxd.daemon.manifest_source import invalid_manifest, placed, read_text, read_toml
@@ -42,6 +42,24 @@ class ModelReport:
 def check_models(manifest: Manifest, soft_bytes: int = 0) -> list[ModelReport]:
     """A look at every model's files, and at whether each fits under the soft limit (0 = no limit) by itself."""
     return [_report(model, soft_bytes) for model in manifest.models.values()]
+
+
+def warnings_of_missing(manifest: Manifest) -> tuple[str, ...]:
+    """One sentence when folders of models are not there, else none; what is in them is not looked at."""
+    missing = [model.name for model in manifest.models.values() if not _may_be_there(model)]
+    if not missing:
+        return ()
+    where = "its folder is" if len(missing) == 1 else "their folders are"
+    return (f"{named(missing)} cannot be loaded: {where} not there; `omlxd check` shows what is wrong",)
+
+
+def _may_be_there(model: ModelSettings) -> bool:
+    try:
+        return model_folder(model).exists()
+    except LoadFailed:
+        return False
+    except (NotPermitted, OSError):
+        return True  # who may not look cannot say
 
 
 def with_file_problems(error: ManifestInvalid, path: Path) -> ManifestInvalid:

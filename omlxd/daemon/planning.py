@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from omlxd.core.costs import costs_of_config
-from omlxd.core.errors import InvalidRequest
+from omlxd.core.errors import InvalidRequest, LoadFailed, NotPermitted, OmlxError
 from omlxd.core.limits import MemoryLimits
 from omlxd.core.manifest import Manifest, ModelSettings
 from omlxd.core.plan import Neighbour, Planner, Verdict, Wish
@@ -56,18 +56,13 @@ class Surroundings:
 
         Raises:
             LoadFailed, NotPermitted: its files are not a model, or may not be read.
-            InvalidRequest: it cannot have such a context, or not so many requests at a time.
+            InvalidRequest: it cannot have such a context.
         """
         files = read_model_folder(model_folder(model))
         longest = min((each for each in (model.max_context, files.context_length) if each), default=None)
         if longest is not None and (tokens or 0) > longest:
             raise InvalidRequest(
                 f"`{model.name}` has a context of {longest} tokens, not {tokens}", hint=f"`--context {longest}`"
-            )
-        if rows > self.planner.max_batch:
-            raise InvalidRequest(
-                f"at most {self.planner.max_batch} requests of a model run at a time",
-                hint="raise `max_batch` in the manifest, or lower `--concurrency`",
             )
         learned = self.state.learned.get(model.name)
         costs = learned.costs if learned is not None and learned.fingerprint == files.fingerprint else None
@@ -82,19 +77,51 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A model of the manifest that cannot be judged, and why."""
+
+    name: str
+    error: OmlxError
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The verdict on each wish by itself, and on all of them at the same time where that was asked for."""
+    """The verdict on each wish by itself, and on all of them at the same time where that was asked for.
+
+    `left_out` are models that nobody asked for by name and that cannot be judged: the others are, all the same.
+    """
 
     rows: tuple[tuple[Wish, Verdict], ...]
     together: Verdict | None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def make_plan(surroundings: Surroundings, names: Sequence[str], tokens: int | None, rows: int) -> Plan:
-    """Judge these models (each of the manifest by itself without any); raises what `chosen` and `wish` raise."""
+    """Judge these models together and by themselves, or without any each of the manifest by itself.
+
+    Raises:
+        UnknownModel: the manifest has no model of such a name.
+        InvalidRequest: not so many requests of a model run at a time.
+        OmlxError: what `wish` raises of a model that is named, or InvalidRequest of all.
+    """
     planner = surroundings.planner
-    wishes = [surroundings.wish(model, tokens, rows) for model in surroundings.chosen(names)]
+    if rows > planner.max_batch:
+        raise InvalidRequest(
+            f"at most {planner.max_batch} requests of a model run at a time",
+            hint="raise `max_batch` in the manifest, or lower `--concurrency`",
+        )
+    wishes, left_out = list[Wish](), list[LeftOut]()
+    for model in surroundings.chosen(names):
+        try:
+            wishes.append(surroundings.wish(model, tokens, rows))
+        except (LoadFailed, NotPermitted, InvalidRequest) as error:
+            if names:
+                raise
+            left_out.append(LeftOut(model.name, error))
+    if not wishes and left_out and all(isinstance(each.error, InvalidRequest) for each in left_out):
+        raise left_out[0].error  # what was asked is too much for every one
     verdicts = tuple((wish, planner.alone(wish)) for wish in wishes)
-    return Plan(verdicts, planner.together(wishes) if len(names) > 1 else None)
+    return Plan(verdicts, planner.together(wishes) if len(names) > 1 else None, tuple(left_out))
 
 
 def plan_json(surroundings: Surroundings, plan: Plan) -> dict[str, Any]:
@@ -115,6 +142,9 @@ def plan_json(surroundings: Surroundings, plan: Plan) -> dict[str, Any]:
             for wish, verdict in plan.rows
         ],
         "together": None if plan.together is None else _verdict_json(plan.together),
+        "left_out": [
+            {"name": each.name, "problem": each.error.message, "hint": each.error.hint} for each in plan.left_out
+        ],
     }
 
 

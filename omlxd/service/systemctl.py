@@ -55,7 +55,7 @@ class Systemctl:
     def start(self, name: str) -> None:
         self._must("daemon-reload")
         self._systemctl("reset-failed", unit_name(name))
-        # The caller watches it become ready, and knows better what to say when it does not.
+        # The caller waits for its answer, and knows better what to say when it does not.
         self._must("start", "--no-block", unit_name(name))
 
     def stop(self, name: str) -> None:

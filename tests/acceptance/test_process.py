@@ -100,7 +100,7 @@ def test_after_kill_9_in_the_middle_of_an_answer_the_next_start_works_at_once(
     daemon = home_of({"chat": small()})
     started = daemon.start()
     assert started.returncode == 0, started.stderr
-    assert "omlxd is ready" in started.stdout
+    assert "omlxd answers" in started.stdout
     with decoding(daemon) as stream:
         first = daemon.pid
         daemon.kill()

@@ -148,6 +148,8 @@ def test_a_socket_that_a_killed_daemon_left_is_no_fault(omlxd: Omlxd, whole: Pat
 def test_a_home_that_does_not_exist_is_a_warning_beside_the_missing_manifest(omlxd: Omlxd, home: Path) -> None:
     status, found = examined(omlxd, OMLXD_HOME=str(home / "none"))
     assert (status, found["home"]["health"], found["manifest"]["health"]) == (1, "warning", "wrong")
+    assert found["manifest"]["found"].count("does not exist") == 1
+    assert "file:" not in found["manifest"]["found"]
     assert not (home / "none").exists()
 
 

@@ -247,7 +247,15 @@ def test_find_without_a_model_says_where_to_get_one(omlxd: Omlxd, home: Path) ->
     (home / "empty").mkdir()
     done = omlxd("find", str(home / "empty"))
     assert (done.returncode, done.stdout) == (0, "")
-    assert "`omlxd pull" in done.stderr
+    assert done.stderr.startswith(f"no models were found in `{home / 'empty'}`\n`omlxd pull")
+
+    (home / "me" / "models").mkdir(parents=True)
+    looked = omlxd("find", HF_HUB_CACHE=str(home / "hub"), HOME=str(home / "me"), OMLXD_HOME=str(home / "empty"))
+    assert looked.stderr.splitlines()[0] == (
+        f"no models were found in the Hugging Face cache `{home / 'hub'}` (does not exist),"
+        f" `{home / 'empty' / 'models'}` (does not exist), `~/models`, `~/.lmstudio/models` (does not exist),"
+        " `~/.cache/lm-studio/models` (does not exist)"
+    )
 
 
 def test_a_running_daemon_takes_up_what_was_added_to_its_manifest(
@@ -261,6 +269,11 @@ def test_a_running_daemon_takes_up_what_was_added_to_its_manifest(
     assert done.returncode == 0, done.stderr
     assert "one" in read_manifest(home / "its.toml").models
     assert "warning: mind the gap\nthe running daemon has taken it up\n" in done.stderr
+
+    for option, loads in (("--pin", "loads it now"), ("--preload", "loads it now if there is room")):
+        assert omlxd("rm", "one").returncode == 0
+        done = omlxd("add", "one", str(models / "org" / "one"), option)
+        assert done.stderr.endswith(f"taken it up, and {loads}; `omlxd status` shows how far it is\n")
 
     fake.routes["POST /v1/control/reload"] = as_error(ManifestInvalid("it is not so"))
     removed = omlxd("rm", "one")

@@ -47,10 +47,13 @@ def test_init_where_nothing_can_be_written_says_so(omlxd: Omlxd, home: Path) -> 
     assert "cannot be written" in done.stderr
 
 
-def test_check_without_a_manifest_points_to_init(omlxd: Omlxd) -> None:
+def test_check_without_a_manifest_points_to_init(omlxd: Omlxd, home: Path) -> None:
     done = omlxd("check")
     assert done.returncode == 78
-    assert done.stderr.endswith("hint: `omlxd init` writes one\n")
+    path = home / "omlxd.toml"
+    assert done.stderr == f"error: the manifest `{path}` does not exist\nhint: `omlxd init` writes one\n"
+    told = json.loads(omlxd("check", "--json").stdout)
+    assert told["problems"] == [f"the manifest `{path}` does not exist"]
 
 
 def test_check_lists_all_problems_at_once(omlxd: Omlxd, home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -102,14 +103,61 @@ def test_load_estimate_only_loads_nothing_and_shows_the_plan(omlxd: Omlxd, manif
 def test_a_narrow_terminal_has_the_sums_and_cuts_no_heading(omlxd: Omlxd, manifest: Path) -> None:
     wide, narrow = (omlxd("plan", COLUMNS=columns).stdout.splitlines() for columns in ("140", "80"))
     assert wide[1].split()[2:6] == ["WEIGHTS", "KV", "GROWTH", "TRANSIENT"]
-    assert narrow[1].split() == ["MODEL", "FITS", "STAYS", "PEAK", "CONTEXT", "MOST", "REQ", "MOST", "BINDS"]
+    headings = ["MODEL", "FITS", "STAYS", "PEAK", "CONTEXT", "MAX CTX", "REQ", "MAX REQ", "BINDS"]
+    assert re.split(r"\s{2,}", narrow[1].strip()) == headings
+    assert [each for each in headings if each.startswith("MAX")] == re.findall(r"MAX \w+", wide[1])
     assert max(map(len, narrow[1:4])) <= 80
     assert narrow[2].split()[0] == "chat"
 
 
-def test_a_context_beyond_the_models_own_is_a_usage_error(omlxd: Omlxd, manifest: Path) -> None:
-    done = omlxd("plan", "small", "--context", "9000")
+def test_a_bad_model_is_named_and_the_others_are_judged(omlxd: Omlxd, manifest: Path) -> None:
+    gone = '[models.gone]\npath = "/nowhere/gone"\npin = true\n[models.empty]\npath = "/dev"\n'
+    manifest.write_text(manifest.read_text() + gone)
+    done = omlxd("plan")
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["chat", "small"]
+    assert done.stderr.splitlines() == [
+        "warning: `gone` is left out: `/nowhere/gone` does not exist; check `path` in the manifest",
+        "warning: `empty` is left out: `/dev` has no config.json; name the folder of an mlx-lm model",
+        "error: `gone`, `empty` are left out",
+        "hint: `omlxd check` looks at the files of all models",
+    ]
+    plan = _plan(omlxd)
+    assert [model["names"] for model in plan["models"]] == [["chat"], ["small"]]
+    assert [(each["name"], each["problem"]) for each in plan["left_out"]][:1] == [
+        ("gone", "`/nowhere/gone` does not exist")
+    ]
+    named = omlxd("plan", "small", "gone")
+    assert (named.returncode, named.stdout) == (1, "")
+    assert "error: `/nowhere/gone` does not exist" in named.stderr
+
+
+def test_where_one_does_not_fit_that_is_the_status_and_the_bad_ones_are_named_too(omlxd: Omlxd, manifest: Path) -> None:
+    manifest.write_text(manifest.read_text() + '[models.gone]\npath = "/nowhere/gone"\n')
+    done = omlxd("plan", "--max-memory", "320M")
+    assert done.returncode == 5
+    assert "warning: `gone` is left out" in done.stderr
+
+
+def test_without_any_good_model_each_is_named(omlxd: Omlxd, home: Path) -> None:
+    (home / "omlxd.toml").write_text("".join(f'[models.{name}]\npath = "/nowhere/{name}"\n' for name in "abc"))
+    done = omlxd("plan")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert [line[:20] for line in done.stderr.splitlines()[:3]] == [f"warning: `{name}` is left" for name in "abc"]
+
+
+def test_a_context_beyond_one_models_own_leaves_the_others_judged(omlxd: Omlxd, manifest: Path) -> None:
+    manifest.write_text(manifest.read_text() + "max_context = 2048\n")
+    done = omlxd("plan", "--context", "4096")
     assert done.returncode == 2
+    assert "chat" in done.stdout
+    assert "warning: `small` is left out: `small` has a context of 2048 tokens, not 4096" in done.stderr
+
+
+@pytest.mark.parametrize("names", [["small"], []])
+def test_a_context_beyond_the_models_own_is_a_usage_error(omlxd: Omlxd, manifest: Path, names: list[str]) -> None:
+    done = omlxd("plan", *names, "--context", "9000")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "hint: `--context 8192`" in done.stderr
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from omlxd.cli import daemon as commands
 from omlxd.cli import process
+from omlxd.cli.client import Client
 from omlxd.cli.holder import is_held
 from omlxd.cli.process import StartOptions, start_detached, wait_until_gone
 from omlxd.core.errors import AlreadyRunning, InvalidRequest, ManifestInvalid, StartFailed
@@ -63,6 +64,32 @@ LIVES = """
                     "stdin": os.readlink("/proc/self/fd/0") if os.path.exists("/proc/self/fd/0") else "/dev/null"}))
     signal.pause()
 """
+
+
+def _ended(home: Home) -> None:
+    pid = int(home.lock.read_text())
+    os.kill(pid, signal.SIGTERM)
+    assert wait_until_gone(home, pid, timeout_s=30)
+
+
+def test_start_says_that_the_daemon_answers_and_what_it_still_loads(stand_in: Stand, omlxd: Omlxd) -> None:
+    names = json.dumps([f"m{number}" for number in range(8)])
+    more = f'"warnings": ["mind the gap"], "api": "127.0.0.1:8321", "loading": {names}, "argv"'
+    home = stand_in(
+        LIVES.replace('"argv"', more).replace("fcntl.flock", 'os.write(lock, b"%d" % os.getpid()); fcntl.flock')
+    )
+    done = omlxd("start")
+    assert (done.returncode, done.stderr) == (0, "warning: mind the gap\n")
+    loading = "loading `m0`, `m1`, `m2`, `m3`, `m4` and 3 others"
+    pid = home.lock.read_text()
+    assert done.stdout == f"omlxd answers: pid {pid}, api http://127.0.0.1:8321; {loading}\n"
+    _ended(home)
+
+
+def test_where_the_ready_line_names_no_loads_the_status_does(fake: FakeDaemon, home: Path) -> None:
+    line = commands.answering_line({"pid": 7}, Client(home / "omlxd.sock"))
+    assert line == "omlxd answers: pid 7, limit 400 MiB; loading `big`"
+    assert "loading" not in commands.answering_line({"pid": 7, "loading": []}, Client(home / "omlxd.sock"))
 
 
 def test_a_started_daemon_is_on_its_own(stand_in: Stand) -> None:
@@ -117,7 +144,7 @@ def test_a_daemon_that_is_killed_while_starting_is_told_apart(stand_in: Stand) -
 def test_a_daemon_that_never_gets_ready_is_ended(stand_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "READY_TIMEOUT_S", 0.0)
     home = stand_in(LIVES.replace("say(", "dict("))
-    with pytest.raises(StartFailed, match="not ready within"):
+    with pytest.raises(StartFailed, match="did not answer within"):
         start_detached(home, StartOptions())
     assert not is_held(home.lock)
 

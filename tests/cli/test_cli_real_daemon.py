@@ -34,7 +34,7 @@ def manifest(home: Path, omlxd_process: Omlxd, tiny_model: Callable[..., Path]) 
 def test_a_first_session(omlxd_process: Omlxd, manifest: Path) -> None:
     started = omlxd_process("start", "--max-memory", "512M")
     assert (started.returncode, started.stderr) == (0, "")
-    assert started.stdout.startswith("omlxd is ready: pid ")
+    assert started.stdout.startswith("omlxd answers: pid ")
     assert "limit 512 MiB" in started.stdout
 
     again = omlxd_process("start")
@@ -159,6 +159,9 @@ def test_the_demo_shows_a_real_eviction_and_leaves_nothing_behind(omlxd_process:
     assert "Rome" in done.stdout
     assert "\x1b" not in done.stdout
     assert [path.name for path in demo_home.iterdir()] == ["models"]
+    told = next(line for line in done.stdout.splitlines() if line.startswith("    omlxd add chat "))
+    assert omlxd_process(*told.split()[1:]).returncode == 0
+    assert omlxd_process("check").returncode == 0
 
 
 @pytest.mark.mlx
@@ -176,7 +179,7 @@ def test_an_interrupted_demo_takes_its_daemon_with_it(
         text=True,
     ) as process:
         assert process.stdout is not None
-        ready = next(line for line in process.stdout if "omlxd is ready: pid " in line)
+        ready = next(line for line in process.stdout if "omlxd answers: pid " in line)
         pid = int(ready.partition("pid ")[2].partition(",")[0])
         process.send_signal(number)
         _, stderr = process.communicate(timeout=60)

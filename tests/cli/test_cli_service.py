@@ -84,7 +84,7 @@ def test_from_install_to_uninstall(machine: Machine) -> None:
 
     started = machine.service("start")
     assert (started.returncode, started.stderr) == (0, "")
-    assert started.stdout.startswith("omlxd is ready: pid ")
+    assert started.stdout.startswith("omlxd answers: pid ")
     found = json.loads(machine.service("status", "--json").stdout)
     assert (found["state"], found["installed"], found["enabled"], found["edited"]) == ("running", True, True, False)
     assert holder_of(machine.omlxd_home / "omlxd.lock").pid == found["pid"]  # type: ignore[union-attr]
@@ -97,7 +97,7 @@ def test_from_install_to_uninstall(machine: Machine) -> None:
     assert (restarted.returncode, restarted.stderr) == (0, f"omlxd stopped (pid {found['pid']})\n")
     again = json.loads(machine.service("status", "--json").stdout)
     assert again["state"] == "running", "as a service, and not beside it"
-    assert restarted.stdout.startswith(f"omlxd is ready: pid {again['pid']}")
+    assert restarted.stdout.startswith(f"omlxd answers: pid {again['pid']}")
     assert again["pid"] != found["pid"]
 
     (machine.omlxd_home / "state.toml.new").mkdir()  # in the way of each write of the state
@@ -186,7 +186,7 @@ def test_a_service_whose_daemon_ends_at_once_is_not_waited_for(machine: Machine)
     (machine.omlxd_home / "omlxd.toml").write_text("[daemon]\nno_such_key = 1\n")
     refused = machine.service("start")
     assert refused.returncode == 1
-    assert refused.stderr.startswith("error: the service did not become ready (failed)\nhint: `omlxd check`; ")
+    assert refused.stderr.startswith("error: the service's daemon did not answer (failed)\nhint: `omlxd check`; ")
 
 
 def test_without_an_action_the_command_says_what_is_missing(machine: Machine) -> None:

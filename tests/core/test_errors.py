@@ -60,7 +60,7 @@ def _told() -> Iterator[tuple[str, list[str]]]:
     """Each `omlxd ...` in backticks of the sources, in words, with the place."""
     for path in SOURCES:
         for number, line in enumerate(path.read_text().splitlines(), start=1):
-            for found in re.findall(r"`omlxd (?!is ready)([^`]*)`", line):
+            for found in re.findall(r"`omlxd (?!answers)([^`]*)`", line):
                 words = re.sub(r"\{[^}]*\}", "X", found).replace("'", '"').split()
                 yield f"{path.name}:{number}", words
 

@@ -45,15 +45,22 @@ def test_what_fits_says_what_is_left_and_which_limit_is_nearest() -> None:
     assert "fits: 98.5 MiB are left below the soft limit 200 MiB (max_memory)" in verdict.why
 
 
-def test_what_a_step_holds_in_passing_is_named_beside_what_stays_and_counts_against_the_hard_limit_only() -> None:
+def test_each_sentence_says_what_it_sums_what_stays_under_the_soft_limit_and_all_of_it_under_the_hard_one() -> None:
     other = replace(WISH, name="other")
     roomy = Planner(limits(400, 800)).together([WISH, other])
     passing = format_bytes(roomy.need.transient_bytes)
-    assert roomy.why.startswith("`chat`, `other` need 203 MiB and fit: 197 MiB are left below the soft limit 400 MiB")
-    assert roomy.why.endswith(f"; a step holds up to {passing} more in passing, within the hard limit")
+    assert roomy.why == (
+        f"`chat`, `other` need 203 MiB that stay (and {passing} in passing), and fit: 197 MiB are left below the soft"
+        " limit 400 MiB (max_memory)"
+    )
     hard = Planner(limits(800, 400)).together([WISH])
-    assert hard.why.startswith(f"`chat` needs {format_bytes(hard.need.peak_bytes)} and fits: ")
-    assert hard.why.endswith(f"; {passing} of it are held by a step in passing")
+    peak = format_bytes(hard.need.peak_bytes)
+    assert hard.why.startswith(f"`chat` needs {peak}, of which {passing} in passing, and fits: ")
+    tight = Planner(limits(800, 50)).together([WISH])
+    assert f", of which {format_bytes(tight.need.transient_bytes)} in passing: " in tight.why
+    assert tight.why.endswith(f"{format_bytes(tight.short_bytes)} more than the hard limit 50.0 MiB (ram) leaves")
+    free = Planner(MemoryLimits(0, 0, "none", hard_binding="none")).together([WISH])
+    assert free.why == f"`chat` needs 102 MiB that stay (and {passing} in passing); no limit is enforced"
 
 
 def test_the_chunk_shrinks_before_anything_is_refused() -> None:

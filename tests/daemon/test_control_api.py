@@ -318,6 +318,7 @@ async def test_a_plan_judges_models_beside_what_is_in_memory(tmp_path: Path) -> 
         assert (tight["soft_limit"], tight["models"][0]["evict"]) == (45 * MIB, ["chat"])
         every = await daemon.control("GET", "plan")
         assert ([model["names"] for model in every["models"]], every["together"]) == ([["chat"], ["small"]], None)
+        assert every["left_out"] == []
 
 
 @pytest.mark.parametrize(

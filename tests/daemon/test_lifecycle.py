@@ -299,7 +299,8 @@ def test_a_signal_ends_the_process_with_success_and_leaves_nothing(
         "pid": process.popen.pid,
         "socket": str(home / "omlxd.sock"),
         "api": None,
-        "warnings": [],
+        "warnings": ["`a` cannot be loaded: its folder is not there; `omlxd check` shows what is wrong"],
+        "loading": [],
     }
     assert ask(process.socket, "GET", "/v1/control/status").json["pid"] == process.popen.pid
     process.popen.send_signal(number)
@@ -399,6 +400,19 @@ def test_a_bad_manifest_is_told_with_all_its_problems_and_exit_status_78(
 def test_a_bad_option_is_exit_status_2(home: Path, spawned: list[Process], options: list[str], status: int) -> None:
     spawned.append(process := spawn(home, *options))
     assert process.wait() == status
+
+
+def test_models_without_a_folder_are_warned_of_in_one_line_and_the_start_goes_on(
+    tmp_path: Path, spawned: list[Process]
+) -> None:
+    whole = model_folder(tmp_path / "whole", 1000)
+    text = '[api]\nlisten = "off"\n' + f'[models.whole]\npath = "{whole}"\n'
+    text += '[models.gone]\npath = "/nowhere/gone"\n[models.cached]\nrepo = "org/never-fetched"\n'
+    spawned.append(process := spawn(make_home(tmp_path / "h", text)))
+    (warning,) = [each for each in process.ready["warnings"] if "folder" in each]
+    assert (
+        warning == "`gone`, `cached` cannot be loaded: their folders are not there; `omlxd check` shows what is wrong"
+    )
 
 
 def test_a_missing_manifest_is_exit_status_78(tmp_path: Path, spawned: list[Process]) -> None:

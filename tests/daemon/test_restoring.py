@@ -52,6 +52,7 @@ async def test_what_is_loaded_at_the_start(
     settings = {} if in_manifest is None else {"restore": in_manifest}
     async with running(tmp_path, MODELS, daemon=settings, restore=restore, restarted=restarted) as daemon:
         assert await loaded(daemon) == expected
+        assert sorted(daemon.ready.loading) == expected, "and it was told when the daemon answered"
         pins = [view["name"] for view in (await daemon.control("GET", "models"))["models"] if view["pinned"]]
         assert pins == ["chat"]
 

@@ -79,7 +79,7 @@ def test_it_runs_comes_back_after_a_crash_and_at_the_next_login_and_stays_away_w
     service.omlxd("service", "install", "--manifest", str(other), "--env", "WORDS=two words, 50% of $HOME")
     service.set("RestartSec=10ms")
     assert manager.systemctl("is-enabled", "omlxd") == "enabled"
-    assert "omlxd is ready" in service.omlxd("service", "start")
+    assert "omlxd answers" in service.omlxd("service", "start")
     first = service.pid
     status = json.loads(service.omlxd("status", "--json"))
     assert (status["pid"], status["manifest"]) == (first, str(other))
@@ -90,11 +90,11 @@ def test_it_runs_comes_back_after_a_crash_and_at_the_next_login_and_stays_away_w
     manager.until("omlxd", ActiveState="active", NRestarts="1")
     second = service.pid
     assert second != first
-    assert "omlxd is ready" in service.omlxd("service", "start"), "one that runs is left alone"
+    assert "omlxd answers" in service.omlxd("service", "start"), "one that runs is left alone"
     assert service.pid == second
 
     assert "with the options of its service" in service.omlxd("restart", "--max-memory", "1G", status=2)
-    assert "omlxd is ready" in service.omlxd("restart")
+    assert "omlxd answers" in service.omlxd("restart")
     manager.until("omlxd", ActiveState="active", NRestarts="0")
     third = service.pid
     assert third not in (first, second), "it is the service's daemon still"
@@ -118,7 +118,7 @@ def test_a_bad_manifest_fails_once_and_is_not_tried_again(manager: UserManager, 
     service.omlxd("service", "install")
     service.set("RestartSec=10ms")
     (service.home / "omlxd.toml").write_text("[daemon]\nno_such_key = 1\n")
-    assert "did not become ready (failed)" in service.omlxd("service", "start", status=1)
+    assert "did not answer (failed)" in service.omlxd("service", "start", status=1)
     assert manager.show(service.unit, "ExecMainStatus") == "78"
     assert manager.show(service.unit, "NRestarts") == "0"
     assert "systemd: failed, last exit status 78" in service.omlxd("service", "status")
@@ -130,7 +130,7 @@ def test_one_that_crashes_at_once_is_given_up_or_waited_for_longer_each_time(man
     service.omlxd("service", "install")
     service.set("RestartSec=1ms", "ExecStart=", "ExecStart=/bin/false")
     if "StartLimitBurst=10" in service.omlxd("service", "show"):
-        assert "did not become ready (failed)" in service.omlxd("service", "start", status=1)
+        assert "did not answer (failed)" in service.omlxd("service", "start", status=1)
         manager.until(service.unit, ActiveState="failed", NRestarts="10")
     else:
         manager.systemctl("start", "--no-block", service.unit)

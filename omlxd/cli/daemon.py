@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from omlxd.cli import output
+from omlxd.cli.before_restart import require_startable
 from omlxd.cli.client import Client
 from omlxd.cli.holder import holder_of, is_held
 from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
 from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
-from omlxd.core.errors import DaemonNotRunning, InvalidRequest, ManifestInvalid, NotPermitted, OmlxError, Unreachable
+from omlxd.core.errors import DaemonNotRunning, InvalidRequest, NotPermitted, OmlxError, Unreachable
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.core.states import EntryState
@@ -93,15 +94,16 @@ def restart(
     service = stopped = None
     try:
         status = _status(client)
-        _check_manifest(home, options.over(status))
         service = service_that_runs(home, status.get("pid"))
         if service is not None:
             _require_no_options(service, options)
+        before = {**_start_of_the_last(home), **({"manifest": path} if (path := status.get("manifest")) else {})}
+        require_startable(home, options, before, None if service is None else {})  # it has an environment of its own
         stopped = _stop(home, client, now=now, restart={"restart": True, "force": True} if force else {"restart": True})
         options = options.over(stopped.options)
         output.note(f"omlxd stopped (pid {stopped.pid})")
     except DaemonNotRunning:
-        before = {key: value for key, value in _start_of_a_crashed(home).items() if getattr(options, key, "") is None}
+        before = {key: value for key, value in _start_of_the_last(home).items() if getattr(options, key, "") is None}
         options = options.over(before)
         output.note("the daemon was not running" + (f"; its start said: {_said(before)}" if before else ""))
     if service is None:
@@ -115,8 +117,8 @@ def restart(
         output.sentence(answering_line(found, client))
 
 
-def _start_of_a_crashed(home: Home) -> Mapping[str, str]:
-    """What the start of the last daemon was told, when that did not end in order; else nothing."""
+def _start_of_the_last(home: Home) -> Mapping[str, str]:
+    """What the daemon that runs, or that did not end in order, was told at its start; else nothing."""
     from omlxd.daemon.state_text import parse_state
 
     try:
@@ -144,17 +146,6 @@ def _require_no_options(service: Service, options: StartOptions) -> None:
             f"{service.host.kind} runs this daemon as `{service.name}`, and starts it with the options of its service",
             hint="put them into the manifest; or `omlxd stop`, then `omlxd start` with these options",
         )
-
-
-def _check_manifest(home: Home, options: StartOptions) -> None:
-    """Look at the manifest before anything is stopped for it; raises ManifestInvalid."""
-    from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms that no other command of here needs
-
-    try:
-        read_manifest(options.path(home))
-    except ManifestInvalid as error:
-        error.hint = f"{error.hint}; the daemon that runs was left as it is"
-        raise
 
 
 def _checked(

@@ -162,25 +162,35 @@ def recall(entry: EnginePoolEntry, saved: SavedState) -> None:
 
 
 async def pin_problems(daemon: Daemon, pinned: Iterable[EnginePoolEntry], soft_bytes: int) -> list[str]:
-    """Pins that can never be kept, since the model alone is over the limit: `models.a.pin: pinned, and ...`."""
-    problems = []
-    for entry in pinned:
-        if 0 < soft_bytes < await weights_of(daemon, entry):
-            weights = format_bytes(entry.weights_bytes or 0)
-            what = f"pinned, and its weights ({weights}) are over the soft limit {format_bytes(soft_bytes)}"
-            problems.append(f"{dotted(('models', entry.name, 'pin'))}: {what}")
-    return problems
+    """Pins that can never be kept, since the model alone is over the limit."""
+    return [
+        pin_problem(entry.name, entry.weights_bytes or 0, soft_bytes)
+        for entry in pinned
+        if 0 < soft_bytes < await weights_of(daemon, entry)
+    ]
+
+
+def pin_problem(name: str, weights_bytes: int, soft_bytes: int) -> str:
+    """`models.a.pin: pinned, and ...`."""
+    weights = format_bytes(weights_bytes)
+    what = f"pinned, and its weights ({weights}) are over the soft limit {format_bytes(soft_bytes)}"
+    return f"{dotted(('models', name, 'pin'))}: {what}"
+
+
+def pins_too_large(manifest: Manifest, problems: list[str]) -> ManifestInvalid:
+    """The manifest pins what cannot be kept."""
+    return ManifestInvalid(
+        f"the manifest `{manifest.path}` pins more than the limit holds",
+        problems=problems,
+        hint="raise `daemon.max_memory` or remove `pin`",
+    )
 
 
 async def _check_pins(daemon: Daemon) -> None:
     """A pin of the manifest that can never be kept is the manifest's mistake; one set at run time only a warning."""
     soft_bytes, pinned = daemon.enforcer.limits.soft_bytes, [e for e in daemon.pool.entries.values() if e.pinned]
     if problems := await pin_problems(daemon, [entry for entry in pinned if entry.settings.pin], soft_bytes):
-        raise ManifestInvalid(
-            f"the manifest `{daemon.manifest.path}` pins more than the limit holds",
-            problems=placed(problems, daemon.manifest.path),
-            hint="raise `daemon.max_memory` or remove `pin`",
-        )
+        raise pins_too_large(daemon.manifest, placed(problems, daemon.manifest.path))
     for entry in pinned:
         for problem in await pin_problems(daemon, [entry], soft_bytes):
             told = {"message": f"`{entry.name}` is {problem.partition(': ')[2]}"}

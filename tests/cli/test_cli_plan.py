@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,14 @@ import pytest
 
 from tests.cli.conftest import Omlxd
 from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json
+from tests.cli.hollow_model import hollow_model
 
 MIB = 2**20
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 512,
-    "vocab_size": 260,
-    "max_position_embeddings": 8192,
-}
-
-
-def _model(folder: Path, size_mib: int) -> Path:
-    """A model folder whose weight file is mostly a hole: whoever read its tensors would take long."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "tokenizer.json").write_text("{}")
-    tensor = {"dtype": "F32", "shape": [size_mib * MIB // 4], "data_offsets": [0, size_mib * MIB]}
-    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + size_mib * MIB)
-    return folder
 
 
 @pytest.fixture
 def manifest(home: Path) -> Path:
-    chat, small = _model(home / "chat", 300), _model(home / "small", 50)
+    chat, small = hollow_model(home / "chat", 300), hollow_model(home / "small", 50)
     text = f'[daemon]\nmax_memory = "400M"\n[models.chat]\npath = "{chat}"\npin = true\n'
     (home / "omlxd.toml").write_text(f'{text}[models.small]\npath = "{small}"\n')
     return home / "omlxd.toml"

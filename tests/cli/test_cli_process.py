@@ -25,6 +25,7 @@ from omlxd.daemon.home import Home
 from omlxd.daemon.lock import HomeLock
 from tests.cli.conftest import Omlxd
 from tests.cli.fake_daemon import FakeDaemon, as_error, as_json
+from tests.cli.hollow_model import hollow_model
 
 GONE = 2**22 + 1  # above every pid that Linux gives out, and macOS too
 
@@ -355,6 +356,48 @@ def test_a_restart_looks_at_the_manifest_before_it_stops_anything(
     assert done.returncode == 78
     assert "the daemon that runs was left as it is" in done.stderr
     assert holder.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "status", "said"),
+    [
+        ('[daemon]\nhard_limit = "9000G"\n', (), 78, "hard_limit"),
+        ("", ("--hard-limit", "9000G"), 2, "`hard_limit` 8.79 TiB"),
+        ('[daemon]\nmax_memory = "10M"\n[models.chat]\npath = "chat"\npin = true\n', (), 78, "models.chat.pin"),
+        ('[api]\napi_key_file = "gone"\n', (), 1, "gone"),
+    ],
+    ids=["limits of the manifest", "limits of the command line", "pins", "no key"],
+)
+def test_a_restart_looks_at_all_that_a_start_would_refuse_before_it_stops_anything(
+    omlxd: Omlxd,
+    home: Path,
+    silent: Callable[..., subprocess.Popen[str]],
+    text: str,
+    options: tuple[str, ...],
+    status: int,
+    said: str,
+) -> None:
+    holder = silent()
+    hollow_model(home / "chat", 20)
+    (home / "omlxd.toml").write_text(text)
+    done = omlxd("restart", *options)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "the daemon that runs was left as it is" in done.stderr
+    assert holder.poll() is None
+
+
+def test_a_restart_goes_by_the_limit_that_was_set_and_by_the_options_of_the_start(
+    omlxd: Omlxd, home: Path, silent: Callable[..., subprocess.Popen[str]]
+) -> None:
+    holder = silent()
+    (home / "omlxd.toml").write_text('[daemon]\nmax_memory = "auto"\nhard_limit = "1G"\n')
+    (home / "state.toml").write_text(
+        'schema = 1\n[limit]\nmax_memory = "500M"\nmanifest_max_memory = "auto"\n[start]\nmax_memory = "2G"\n'
+    )
+    (home / "omlxd.sock").write_text("in the way of the next daemon")
+    done = omlxd("restart")
+    assert f"omlxd stopped (pid {holder.pid})" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.eviction import make_way
 from omlxd.daemon.refusals import no_room, prompt_too_large
 from omlxd.daemon.request import Generation
+from omlxd.daemon.request_log import TOLD_AFTER_S
 from omlxd.daemon.snapshots import holdings_of
 from omlxd.engine.orders import GenerationOrder
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
 
 MAX_OVERTAKES: Final = 8
-TOLD_AFTER_S: Final = 1.0  # behind others; who waits for less is not worth a line of the log
 RECHECK_S: Final = 1.0  # memory can come back unannounced: other programs, a leak that ends
 
 

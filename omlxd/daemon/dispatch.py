@@ -19,7 +19,7 @@ from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.learning import learn_from
 from omlxd.daemon.refusals import decision_behind
 from omlxd.daemon.request import Cut, Generation
-from omlxd.daemon.request_log import RequestLog
+from omlxd.daemon.request_log import TOLD_AFTER_S, RequestLog
 from omlxd.engine.events import (
     CacheDropped,
     EngineEvent,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 
 NO_CUT: Final = Cut("")
-TOLD_AFTER_S: Final = 1.0  # who waits for less is not worth a line of the log
 
 
 class Leaving(Enum):

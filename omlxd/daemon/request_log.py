@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from omlxd.core.errors import DoesNotFit, InvalidRequest, OmlxError, RequestAborted
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.daemon.decisions import DecisionLog
 from omlxd.daemon.refusals import decision_behind
 from omlxd.daemon.request import Cut, Generation
+
+TOLD_AFTER_S: Final = 1.0
+"""Who waits for less than this behind others is not worth a line."""
 
 
 class RequestLog:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.bench.streaming import question
+
 CHAT_PATH = "/v1/chat/completions"
 TIMEOUT_S = 300.0
 
@@ -109,18 +111,11 @@ class Crowd:
 
 def _ask(connect: Connect, model: str, prompt: str, tokens: int, patience: int | None) -> Outcome:
     """One streamed question; with `patience` the client hangs up after so many pieces of text, or before the first."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": True,
-    }
     began_s = time.monotonic()
     connection = connect()
     kind, got, first_s = "silence", 0, None
     try:
-        connection.request("POST", CHAT_PATH, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", CHAT_PATH, question(model, prompt, tokens), {"Content-Type": "application/json"})
         if patience == 0:
             kind = "vanished"
         else:

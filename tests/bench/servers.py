@@ -114,18 +114,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_healthy(address: Address) -> bool:
+    """Whether a server answers `/health` well by now."""
+    connection = http.client.HTTPConnection(*address, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 def _wait_until_it_answers(address: Address, process: psutil.Popen) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"{PEER} ended with status {process.returncode}")
-        connection = http.client.HTTPConnection(*address, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == http.client.OK:
-                return
-        except OSError:
-            time.sleep(0.1)
-        finally:
-            connection.close()
+        if is_healthy(address):
+            return
+        time.sleep(0.1)
     raise TimeoutError(f"{PEER} did not answer within {START_TIMEOUT_S:g} s")

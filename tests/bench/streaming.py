@@ -51,7 +51,7 @@ def chat(address: Address, model: str, prompt: str, max_tokens: int, system: str
     Raises:
         RuntimeError: it failed, or ended early.
     """
-    body = _body(model, prompt, max_tokens, system)
+    body = question(model, prompt, max_tokens, system)
     connection = http.client.HTTPConnection(*address, timeout=300)
     try:
         sent_s = time.perf_counter()
@@ -81,7 +81,7 @@ def chats(address: Address, model: str, prompts: Sequence[str], max_tokens: int)
         for pieces, prompt in zip(heard, prompts, strict=True):
             connection = sockets.enter_context(socket.create_connection(address, timeout=300))
             selector.register(connection, selectors.EVENT_READ, pieces)
-            body = _body(model, prompt, max_tokens)
+            body = question(model, prompt, max_tokens)
             head = f"POST {PATH} HTTP/1.1\r\nHost: {address[0]}\r\nContent-Type: application/json\r\n"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             requests.append((connection, head.encode() + body))
@@ -99,7 +99,8 @@ def chats(address: Address, model: str, prompts: Sequence[str], max_tokens: int)
     return [_read(sent_s, _decoded(address, pieces), max_tokens) for pieces in heard]
 
 
-def _body(model: str, prompt: str, max_tokens: int, system: str = "") -> bytes:
+def question(model: str, prompt: str, max_tokens: int, system: str = "") -> bytes:
+    """The body of a greedy completion that is to be streamed, as every server here takes it."""
     body = {
         "model": model,
         "messages": [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}],

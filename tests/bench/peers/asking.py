@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.bench.servers import Address
+from tests.bench.streaming import question
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TIMEOUT_S: Final = 60.0
@@ -90,14 +91,7 @@ def ask_and_leave(address: Address, model: str, prompt: str, max_tokens: int, af
 
 
 def _send(connection: http.client.HTTPConnection, model: str, prompt: str, max_tokens: int) -> None:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "stream": True,
-    }
-    connection.request("POST", CHAT_PATH, json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", CHAT_PATH, question(model, prompt, max_tokens), {"Content-Type": "application/json"})
 
 
 def _read(sent_s: float, pieces: Sequence[tuple[float, bytes]], max_tokens: int, status: int, trouble: str) -> Reply:

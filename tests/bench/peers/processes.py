@@ -18,7 +18,7 @@ from tests.bench.peers.asking import Reply, ask
 from tests.bench.peers.catalogue import Launch, Needs, Peer
 from tests.bench.peers.footprint import tree
 from tests.bench.peers.venvs import Unavailable, last_line
-from tests.bench.servers import Address, free_port
+from tests.bench.servers import Address, free_port, is_healthy
 
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 15.0
@@ -90,15 +90,8 @@ def _wait_until_it_answers(address: Address, process: psutil.Popen, log: Path) -
         if process.poll() is not None:
             said = last_line(log.read_text(errors="replace"))
             raise Unavailable(f"ended at its start with status {process.returncode}: {said}")
-        connection = http.client.HTTPConnection(*address, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == http.client.OK:
-                return
-        except (OSError, http.client.HTTPException):
-            pass
-        finally:
-            connection.close()
+        if is_healthy(address):
+            return
         time.sleep(LOOK_S)
     raise Unavailable(f"no answer within {START_TIMEOUT_S:g} s: {last_line(log.read_text(errors='replace'))}")
 

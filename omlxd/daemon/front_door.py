@@ -7,6 +7,7 @@ manifest's key is asked for.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -27,6 +28,7 @@ from omlxd.daemon.log import trace_of
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 32 * 1024
+LINGER_S = 2.0
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN_TO_ALL = frozenset({"/health"})
 
@@ -82,7 +84,8 @@ class FrontDoor:
         if scope["type"] != "http":
             return None
         over_tcp = is_over_tcp(scope)
-        body = _BoundedBody(receive, self._max_body_bytes)
+        body = _BoundedBody(receive, self._max_body_bytes, unread=_has_body(scope))
+        send = body.lingering(send)
         try:
             _check_header(scope)
             if over_tcp:
@@ -160,10 +163,11 @@ def _telling_the_browser(send: Send, origin: str) -> Send:
 
 
 class _BoundedBody:
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, *, unread: bool) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._seen_bytes = 0
+        self._unread = unread
 
     def check_announced(self, content_length: str | None) -> None:
         if content_length is not None and content_length.isascii() and content_length.isdigit():
@@ -171,14 +175,43 @@ class _BoundedBody:
 
     async def receive(self) -> Message:
         message = await self._receive()
+        self._unread = message["type"] == "http.request" and message.get("more_body", False)
         if message["type"] == "http.request":
             self._seen_bytes += len(message.get("body", b""))
             self._check(self._seen_bytes)
         return message
 
+    def lingering(self, send: Send) -> Send:
+        """The whole answer goes out, but ends only when the client has said all it wanted, or LINGER_S later.
+
+        A client that still sends when the connection is closed gets a reset in place of the answer that refuses it.
+        """
+
+        async def sending(message: Message) -> None:
+            if self._unread and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await self._discard()
+                message = {"type": "http.response.body", "body": b""}
+            await send(message)
+
+        return sending
+
+    async def _discard(self) -> None:
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while self._unread:
+                    message = await self._receive()
+                    self._unread = message["type"] == "http.request" and message.get("more_body", False)
+        except TimeoutError:
+            self._unread = False
+
     def _check(self, size_bytes: int) -> None:
         if size_bytes > self._max_bytes:
             raise BodyTooLarge(f"the body is longer than {self._max_bytes} bytes", hint="send less at a time")
+
+
+def _has_body(scope: Scope) -> bool:
+    return _header(scope, b"transfer-encoding") is not None or _header(scope, b"content-length") not in (None, "0")
 
 
 def _check_key(expected: str, authorization: str, key_alone: str) -> None:

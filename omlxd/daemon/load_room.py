@@ -50,7 +50,7 @@ class LoadRoom:
         Raises:
             DoesNotFit: it can never fit; nothing was evicted.
             Busy: memory that nobody can give back was missing for too long, or the system is short of it.
-            LoadCancelled: nobody asks for it any more, before it could begin.
+            LoadCancelled: others would have to make way, and nobody asks for it any more.
         """
         try:
             await self._find(ticket, need_bytes, begin)
@@ -116,8 +116,8 @@ class LoadRoom:
             raise system_short(entry.name, reading, pool.limits)
         snapshot = pool.snapshot(reading)
         room = make_room(snapshot, pool.limits, entry.name, need_bytes)
-        if ticket.abandoned and room.kind in (RoomKind.FITS, RoomKind.EVICT):
-            raise nobody_asks(entry.name, room)  # nobody makes way for it; one that has begun goes on
+        if ticket.abandoned and room.kind is RoomKind.EVICT:
+            raise nobody_asks(entry.name, room)  # nobody makes way for it; who asks again finds it loaded where it fits
         if self._fair_wait_s is None or room.kind not in (RoomKind.EVICT, RoomKind.WAIT):
             return room, None
         holders = [

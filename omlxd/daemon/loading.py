@@ -30,7 +30,8 @@ RETRY_AFTER_S: Final = (1.0, 2.0, 4.0)
 
 
 class LoadQueue:
-    """Serves one ticket after the other; one that has begun, or that a user asked for, outlives who waits for it.
+    """Serves one ticket after the other; a ticket lives on when those who asked for it have gone, unless others would
+    have to make way for nobody.
 
     Args:
         pool: whose entries are loaded.

@@ -189,11 +189,12 @@ def still_busy(model: str, room: Room, waited_s: float) -> Busy:
 
 
 def nobody_asks(model: str, room: Room) -> LoadCancelled:
-    """A load that has not begun ends when nobody waits for it."""
-    if room.kind is not RoomKind.WAIT:
-        return cancelled(model, "nobody asks for it any more")
-    who = named(room.blockers) or "memory"
-    return cancelled(model, f"it would have to wait for {who}, and nobody asks for it any more")
+    """Nobody makes way for a load that nobody waits for."""
+    if room.kind is RoomKind.WAIT:
+        return cancelled(
+            model, f"it would have to wait for {named(room.blockers) or 'memory'}, and nobody asks for it any more"
+        )
+    return cancelled(model, f"{named(room.victims)} would have to make way, and nobody asks for it any more")
 
 
 def _numbers(room: Room) -> dict[str, int]:

@@ -9,7 +9,7 @@ import pytest
 from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed
 from omlxd.core.events import EventName
 from omlxd.engine.orders import MIB
-from tests.fakes.clock import on_virtual_time, run
+from tests.fakes.clock import on_virtual_time
 from tests.fakes.pools import Scene, until, until_decoding
 
 
@@ -134,14 +134,9 @@ async def test_a_load_that_waits_for_room_can_be_cancelled() -> None:
         assert not generation.ended
 
 
-@pytest.mark.parametrize("size_mib", [300, 600])
-def test_a_load_whose_only_request_has_gone_before_it_began_takes_nobody_s_memory(size_mib: int) -> None:
-    run(_left_in_the_queue(size_mib))
-
-
-async def _left_in_the_queue(size_mib: int) -> None:
-    """The load of `c` is for one request, which goes before its turn comes; with 600 MiB others are in its way."""
-    scene = Scene({"a": 300, "b": 300, "c": size_mib}, slice_bytes=MIB, step_s=0.01)
+@on_virtual_time
+async def test_a_load_whose_only_request_has_gone_before_it_began_takes_nobody_s_memory() -> None:
+    scene = Scene({"a": 300, "b": 300, "c": 600}, slice_bytes=MIB, step_s=0.01)
     async with scene.pool as pool:
         scene.enforcer(1000).start()
         await pool.load("a")
@@ -155,15 +150,33 @@ async def _left_in_the_queue(size_mib: int) -> None:
         assert scene.states == {"a": "loaded", "b": "loaded", "c": "unloaded"}
         (cancelled,) = scene.named(EventName.LOAD_CANCELLED)
         assert (cancelled.model, pool.entries["c"].ticket) == ("c", None)
-        assert "nobody asks for it any more" in cancelled.fields["reason"]
+        assert "`a` would have to make way, and nobody asks for it any more" in cancelled.fields["reason"]
         assert not scene.named(EventName.DECISION)
         assert (await pool.generate("c", prompt="hi").text()).startswith("tok0")
 
 
 @on_virtual_time
-async def test_a_load_goes_on_when_it_has_begun_or_somebody_else_or_a_user_wants_it() -> None:
-    scene = Scene({"a": 300, "b": 300, "c": 300, "d": 300}, slice_bytes=MIB, step_s=0.01)
+async def test_a_load_that_takes_nobody_s_memory_outlives_impatient_clients() -> None:
+    scene = Scene({"a": 300, "b": 300}, slice_bytes=MIB, step_s=0.01)
     async with scene.pool as pool:
+        scene.enforcer(1000).start()
+        loading = asyncio.create_task(pool.load("a"))
+        await until(lambda: scene.states["a"] == "loading")
+        for _ in range(5):
+            asked = pool.generate("b", prompt="hi")
+            await asyncio.sleep(0.1)
+            await asked.aclose()
+        await loading
+        await until(lambda: pool.entries["b"].ticket is None)
+        assert scene.states == {"a": "loaded", "b": "loaded"}
+        assert [event.model for event in scene.named(EventName.LOAD_STARTED)] == ["a", "b"]
+
+
+@on_virtual_time
+async def test_a_load_goes_on_when_it_has_begun_or_somebody_else_or_a_user_wants_it() -> None:
+    scene = Scene({"a": 300, "b": 300, "c": 300, "d": 800}, slice_bytes=MIB, step_s=0.01)
+    async with scene.pool as pool:
+        scene.enforcer(1200).start()
         begun = pool.generate("a", prompt="hi")
         await until(lambda: scene.states["a"] == "loading")
         first, second = (pool.generate("b", prompt="hi") for _ in range(2))

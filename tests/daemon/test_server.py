@@ -263,6 +263,22 @@ async def test_a_body_that_is_too_long_is_refused_announced_or_not(tmp_path: Pat
 
 
 @both_doors
+async def test_a_client_that_still_sends_is_heard_out_so_that_it_reads_why_it_was_refused(
+    tmp_path: Path, door: str
+) -> None:
+    """The body is far larger than what the sockets hold: were the connection closed at once, `sendall` would fail."""
+    body = b"x" * 30_000_000
+    head = b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    for framing, sent in (
+        (b"Content-Length: %d\r\n\r\n" % len(body), body),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)),
+    ):
+        async with doors(tmp_path) as made:
+            assert (await raw(made.door(door), head + framing + sent)).startswith(b"HTTP/1.1 413")
+            assert made.events == []
+
+
+@both_doors
 async def test_what_is_not_http_gets_a_json_400_and_the_connection_is_closed(tmp_path: Path, door: str) -> None:
     async with doors(tmp_path) as made:
         answer = await raw(made.door(door), b"\x16\x03\x01 hello\r\n\r\n")

@@ -41,7 +41,7 @@ def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = F
     daemon, its_manifest = _daemon(home, holder)
     installation, machine = check_installation()
     path = its_manifest if manifest is None and its_manifest is not None else StartOptions(manifest).path(home)
-    of_manifest, settings = check_manifest(path, machine, read_state(home.state))
+    of_manifest, settings = check_manifest(path, machine, read_state(home.state), running=holder is not None)
     of_home = check_home(home, settings, running=holder is not None, pid=holder.pid if holder else None)
     found = [*installation, *of_manifest, *of_home, daemon, _service(home, holder)]
     is_well = all(finding.health is not Health.WRONG for finding in found)

@@ -26,7 +26,8 @@ def _ready(record: Record) -> str:
 
 def _draining(record: Record) -> str:
     waits = "ends them" if record.get("now") is True else f"gives them {seconds_of(record, 'drain_timeout_s')}"
-    return f"takes nothing new; {amount(record.get('requests'), 'request')} in flight, {waits}"
+    by = f" ({one_line(record['asked_by'])})" if record.get("asked_by") else ""
+    return f"takes nothing new{by}; {amount(record.get('requests'), 'request')} in flight, {waits}"
 
 
 def _stopped(record: Record) -> str:

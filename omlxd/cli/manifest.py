@@ -12,7 +12,15 @@ import typer
 from omlxd.cli import output
 from omlxd.cli.invocation import home_of
 from omlxd.cli.options import Json, ManifestFile
-from omlxd.core.errors import DoesNotFit, InvalidRequest, LoadFailed, ManifestInvalid, NotPermitted, OmlxError
+from omlxd.core.errors import (
+    DoesNotFit,
+    InvalidRequest,
+    LoadFailed,
+    ManifestInvalid,
+    NotPermitted,
+    OmlxError,
+    StartFailed,
+)
 from omlxd.core.limits import MemoryLimits
 from omlxd.core.manifest_template import default_manifest_text
 from omlxd.core.states import SCHEMA
@@ -73,7 +81,7 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
             output.data_json({"schema": SCHEMA, "manifest": str(path), "problems": problems, "models": []})
         raise invalid from error
     reports = check_models(found, limits.soft_bytes)
-    verdict = _verdict(found, reports, limits)
+    verdict = _verdict(found, reports, limits) or _key_missing(found)
     for warning in limits.warnings:
         output.warn(warning)
     saved, written = read_state(home_of(context).state), str(found.daemon.max_memory)
@@ -136,6 +144,18 @@ def _verdict(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryL
             hint="raise `max_memory` or choose smaller models",
             details=numbers,
         )
+    return None
+
+
+def _key_missing(manifest: Manifest) -> StartFailed | None:
+    """What a start says when the file or the variable that it takes the API's key from holds none."""
+    from omlxd.daemon.api_key import api_key_of
+
+    try:
+        if manifest.api.address is not None:
+            api_key_of(manifest.api)
+    except StartFailed as error:
+        return error
     return None
 
 

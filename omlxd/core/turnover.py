@@ -20,6 +20,8 @@ from omlxd.core.wording import named
 TURN_RELOADS: Final = 8
 """A turn lasts so many times what the swap costs, unless the bound is shorter: swaps take about a ninth of the time.
 It also lasts a fair share of the bound, since models that load in no time still have prompts to run."""
+LEAST_SWAP_S: Final = 0.1
+"""What a swap costs at the least: prompts whose KV went with the model are run again, however fast it is loaded."""
 LEAST_LINGER_S: Final = 0.05
 MOST_LINGER_S: Final = 2.0
 
@@ -183,7 +185,7 @@ def _turn_ends_s(holder: Holder, load: WaitingLoad, fair_wait_s: float, share_s:
 
 def _ends_s(holder: Holder, load: WaitingLoad, fair_wait_s: float, share_s: float = 0.0) -> float:
     """When its turn ends: it has lasted long enough since somebody else waits, or that one waits for too long."""
-    turn_s = max(TURN_RELOADS * max(holder.reload_s, LEAST_LINGER_S), share_s)
+    turn_s = max(TURN_RELOADS * max(holder.reload_s, LEAST_SWAP_S), share_s)
     return min(max(load.since_s, holder.turn_began_s) + turn_s, load.since_s + fair_wait_s)
 
 

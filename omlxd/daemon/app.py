@@ -31,16 +31,19 @@ if TYPE_CHECKING:
 class StopOrder:
     """Who wants the daemon to end; `now` is set by the second who asks, or by who cannot wait.
 
-    `to_restart` says that its successor is to go on with what it had loaded.
+    `to_restart` says that its successor is to go on with what it had loaded; `asked_by` names the first who asked.
     """
 
     def __init__(self) -> None:
         self.wanted = asyncio.Event()
         self.now = asyncio.Event()
         self.to_restart = False
+        self.asked_by: str | None = None
 
-    def ask(self, *, now: bool = False) -> None:
+    def ask(self, by: str | None = None, *, now: bool = False) -> None:
         """Begin to drain; asked again, or with `now`, end at once."""
+        if not self.wanted.is_set():
+            self.asked_by = by
         if now or self.wanted.is_set():
             self.now.set()
         self.wanted.set()

@@ -26,14 +26,16 @@ from omlxd.core.checkup import (
     well,
     wrong,
 )
-from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError
+from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError, StartFailed
 from omlxd.core.limits import Machine, MemoryLimits
 from omlxd.core.manifest import DaemonSettings, Manifest
 from omlxd.core.saved_state import SavedState
+from omlxd.daemon.api_key import api_key_of
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.model_check import check_models
+from omlxd.daemon.sockets import bind_tcp, written
 from omlxd.engine.backends import detect_backend
 from omlxd.engine.orders import MIB
 
@@ -53,8 +55,20 @@ def check_installation() -> tuple[list[Finding], Machine]:
     return [*found, well("backend", backend.name), judge_device(machine, wired_bytes)], machine
 
 
-def check_manifest(path: Path, machine: Machine, saved: SavedState) -> tuple[list[Finding], DaemonSettings]:
-    """The manifest, the limits that follow from it, and each model's files; with its settings, or the defaults."""
+def check_manifest(
+    path: Path, machine: Machine, saved: SavedState, *, running: bool
+) -> tuple[list[Finding], DaemonSettings]:
+    """The manifest, the limits that follow from it, each model's files, and the API's key and port.
+
+    Args:
+        path: of the manifest.
+        machine: what the limits follow from.
+        saved: what was set while a daemon ran.
+        running: whether a daemon runs, which then has the port.
+
+    Returns:
+        What was found, and the manifest's settings, or the defaults.
+    """
     try:
         manifest = read_manifest(path)
         limits, origin = _limits(manifest.daemon, machine, saved)
@@ -67,7 +81,7 @@ def check_manifest(path: Path, machine: Machine, saved: SavedState) -> tuple[lis
     except OmlxError as error:
         return [wrong("manifest", error.message, error.hint or "`omlxd check`")], DaemonSettings()
     found = [well("manifest", manifest.path), _from(judge_limits(limits, machine), origin)]
-    return [*found, *_models(manifest, limits.soft_bytes)], manifest.daemon
+    return [*found, *_models(manifest, limits.soft_bytes), _api(manifest, running)], manifest.daemon
 
 
 def _limits(settings: DaemonSettings, machine: Machine, saved: SavedState) -> tuple[MemoryLimits, str | None]:
@@ -122,6 +136,20 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _api(manifest: Manifest, running: bool) -> Finding:
+    """Whether a start finds the API's key, and its port free."""
+    listen = manifest.api.address
+    if listen is None:
+        return well("api", "on the socket alone")
+    try:
+        key = api_key_of(manifest.api)
+        if not running:
+            bind_tcp(listen, manifest=Path(manifest.path)).close()
+    except StartFailed as error:
+        return wrong("api", error.message, error.hint or "`omlxd check`")
+    return well("api", f"{written(listen)}, {'with a key' if key else 'without a key'}")
 
 
 def _models(manifest: Manifest, soft_bytes: int) -> Iterator[Finding]:

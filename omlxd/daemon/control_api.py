@@ -158,7 +158,7 @@ class _ControlApi:
                 hint="make room on the disk of the home; `omlxd restart --force` gives up what is not saved",
             )
         daemon.stop.to_restart = daemon.stop.to_restart or body.restart
-        daemon.stop.ask(now=body.now)
+        daemon.stop.ask("`omlxd restart`" if body.restart else "`omlxd stop`", now=body.now)
         options = {"manifest": daemon.manifest.path, **daemon.flags.to_json()}
         limit = None if daemon.state_file.limit_saved else daemon.state_file.state.limit
         if limit is not None:

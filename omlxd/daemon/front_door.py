@@ -23,7 +23,7 @@ from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.manifest import ListenAddress
 from omlxd.core.wording import shown
-from omlxd.daemon.http_errors import BodyTooLarge, KeyRefused, error_response, is_over_tcp
+from omlxd.daemon.http_errors import BodyTooLarge, CodedBody, KeyRefused, error_response, is_over_tcp
 from omlxd.daemon.log import trace_of
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -230,6 +230,11 @@ def _check_header(scope: Scope) -> None:
     line_bytes = len(scope["path"]) + len(scope["query_string"])
     if line_bytes + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         raise InvalidRequest(f"the header is longer than {MAX_HEADER_BYTES} bytes")
+    if (_header(scope, b"content-encoding") or "identity").strip().lower() != "identity":
+        raise CodedBody("the body is compressed or otherwise encoded", hint="send it plain, without `Content-Encoding`")
+    if _header(scope, b"transfer-encoding") is not None and _header(scope, b"content-length") is not None:
+        # RFC 9112, section 6.1: what stands before us may have understood the other one.
+        raise InvalidRequest("both `Transfer-Encoding` and `Content-Length` say where the body ends", hint="send one")
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

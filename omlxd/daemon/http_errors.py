@@ -46,6 +46,13 @@ class BodyTooLarge(InvalidRequest):
     http_status = 413
 
 
+class CodedBody(InvalidRequest):
+    """The body has a `Content-Encoding`, which is not undone."""
+
+    code = "unsupported_encoding"
+    http_status = 415
+
+
 class KeyRefused(NotPermitted):
     """The TCP door wants the key of the manifest."""
 
@@ -94,6 +101,7 @@ _ANTHROPIC_TYPES = {
     404: "not_found_error",
     405: "invalid_request_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     503: "overloaded_error",
 }
 
@@ -139,7 +147,7 @@ def internal_error() -> OmlxError:
 async def answer_omlx_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of our own errors."""
     assert isinstance(error, OmlxError)
-    return error_response(outward(error, request.scope), request.url.path)
+    return error_response(outward(error, request.scope), request.scope["path"])
 
 
 def is_over_tcp(scope: Scope) -> bool:
@@ -167,16 +175,16 @@ _OF_FILES = frozenset({"kind", "model", "path", "file"})
 async def answer_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's handler of its own errors: no route, wrong method."""
     assert isinstance(error, HTTPException)
-    path = shown(request.url.path)
+    path = shown(request.scope["path"])
     if error.status_code == 404:
-        missing = NoSuchPath(f"nothing answers at `{path}`", hint=_other_path(request.url.path))
-        return error_response(missing, request.url.path)
+        missing = NoSuchPath(f"nothing answers at `{path}`", hint=_other_path(request.scope["path"]))
+        return error_response(missing, request.scope["path"])
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         hint = f"it takes {allow}" if allow else None
         problem = WrongMethod(f"`{path}` does not take {request.method}", hint=hint, details={"allow": allow})
-        return error_response(problem, request.url.path)
-    return error_response(InvalidRequest(f"the request was refused ({error.detail})"), request.url.path)
+        return error_response(problem, request.scope["path"])
+    return error_response(InvalidRequest(f"the request was refused ({error.detail})"), request.scope["path"])
 
 
 _CHATS = ("/v1/responses", "/api/chat", "/api/generate")
@@ -196,4 +204,4 @@ def _other_path(path: str) -> str:
 
 async def answer_unexpected(request: Request, _error: Exception) -> Response:
     """Starlette's handler of everything else; the front door writes the log line."""
-    return error_response(internal_error(), request.url.path)
+    return error_response(internal_error(), request.scope["path"])

@@ -249,7 +249,12 @@ async def _drain(daemon: Daemon) -> None:
     daemon.state = DaemonState.DRAINING
     daemon.pool.stop_admitting()
     timeout_s = daemon.manifest.daemon.drain_timeout_s
-    fields = {"requests": len(daemon.pool.generations), "drain_timeout_s": timeout_s, "now": daemon.stop.now.is_set()}
+    fields = {
+        "asked_by": daemon.stop.asked_by,
+        "requests": len(daemon.pool.generations),
+        "drain_timeout_s": timeout_s,
+        "now": daemon.stop.now.is_set(),
+    }
     daemon.bus.emit(Event(EventName.DAEMON_DRAINING, fields=fields))
     draining = asyncio.create_task(daemon.pool.drain(timeout_s))
     hurried = asyncio.create_task(daemon.stop.now.wait())

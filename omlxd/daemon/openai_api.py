@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -54,7 +55,10 @@ class _OpenAiApi:
         for view in self._daemon.monitor.models():
             names = () if view.removed else (view.name, *view.aliases)
             listed += [self._model(name, view) for name in names]
-        return JsonResponse({"object": "list", "data": listed})
+        pages = {"has_more": False, "first_id": None, "last_id": None}
+        if listed:
+            pages |= {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
+        return JsonResponse({"object": "list", "data": listed, **pages})
 
     async def model(self, request: Request) -> Response:
         asked = request.path_params["name"]
@@ -144,7 +148,7 @@ class _OpenAiApi:
         return Stream(self._frames(request, answer), SERVER_SENT_EVENTS)
 
     async def _frames(self, request: Request, answer: Answer) -> AsyncGenerator[bytes, None]:
-        generations, path = [reply.generation for reply in answer.replies], request.url.path
+        generations, path = [reply.generation for reply in answer.replies], request.scope["path"]
         try:
             if not any(each.ended or each.generated_tokens for each in generations):
                 yield self._comment(generations)
@@ -178,7 +182,11 @@ class _OpenAiApi:
         return self._daemon.pool.engine.codec(answer.replies[0].generation.model)
 
     def _model(self, name: str, view: ModelView) -> dict[str, Any]:
-        model = {"id": name, "object": "model", "created": int(self._daemon.started_at), "owned_by": "omlxd"}
+        """One model in the words of both OpenAI's clients and Anthropic's, whose fields have no name in common."""
+        created = int(self._daemon.started_at)
+        model = {"id": name, "object": "model", "created": created, "owned_by": "omlxd"}
+        created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+        model |= {"type": "model", "display_name": name, "created_at": created_at, "lifecycle": "active"}
         if name != view.name:
             model["root"] = view.name
         figures = {

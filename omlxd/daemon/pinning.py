@@ -50,13 +50,24 @@ async def require_room_for(daemon: Daemon, pinned: list[EnginePoolEntry], soft_b
 async def weights_of(daemon: Daemon, entry: EnginePoolEntry) -> int:
     """Its weights in bytes, measured or predicted from its files; 0 when the files cannot be read."""
     if entry.weights_bytes is None:
-        try:
-            files = await asyncio.to_thread(daemon.pool.read_folder, entry.settings)
-        except OmlxError:
-            return 0
-        if entry.weights_bytes is None:
-            entry.weights_bytes, entry.context_length = files.weights_bytes, files.context_length
-    return entry.weights_bytes
+        await look_at(daemon, entry)
+    return entry.weights_bytes or 0
+
+
+async def look_at(daemon: Daemon, entry: EnginePoolEntry) -> None:
+    """Fill in what its files say and no load has said yet; nothing where they cannot be read."""
+    settings = entry.settings
+    try:
+        files = await asyncio.to_thread(daemon.pool.read_folder, settings)
+    except OmlxError:
+        return
+    if entry.settings is not settings:
+        return  # it has become another model meanwhile
+    if entry.weights_bytes is None:
+        entry.weights_bytes = files.weights_bytes
+    if entry.context_length is None:
+        bounds = [each for each in (settings.max_context, files.context_length) if each]
+        entry.context_length = min(bounds, default=None)
 
 
 async def _save(daemon: Daemon, entry: EnginePoolEntry) -> tuple[str, ...]:

@@ -6,14 +6,14 @@ A manifest that cannot be used changes nothing. Reloads come one after the other
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from omlxd.core.errors import DoesNotFit, ManifestInvalid, OmlxError, StartFailed
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.manifest import Manifest, ModelSettings, prefix_cache_bytes
-from omlxd.core.manifest_diff import ManifestDiff, diff_manifests, in_force, same_source
+from omlxd.core.manifest_diff import Change, Effect, ManifestDiff, diff_manifests, in_force, same_source
 from omlxd.core.saved_state import SavedState
 from omlxd.core.states import DaemonState
 from omlxd.daemon.api_key import api_key_of
@@ -28,7 +28,7 @@ from omlxd.daemon.manifest_source import placed
 from omlxd.daemon.pinning import require_room_for
 from omlxd.daemon.quiet_file import until_quiet
 from omlxd.daemon.refusals import shutting_down
-from omlxd.daemon.starting import enforcer_settings, load_these, pin_problems, recall
+from omlxd.daemon.starting import enforcer_settings, know_sizes, load_these, pin_problems, recall
 from omlxd.daemon.succession import Succession
 from omlxd.daemon.watchers import Watchers
 
@@ -206,7 +206,7 @@ class Reloader:
         before_bytes = daemon.enforcer.limits.soft_bytes
         if {entry.name for entry in pinned} - before or 0 < soft_bytes < (before_bytes or soft_bytes + 1):
             await require_room_for(daemon, pinned, soft_bytes, "this manifest")
-        diff = diff_manifests(daemon.manifest, asked)
+        diff = self._with_key_file(diff_manifests(daemon.manifest, asked), rules)
         unreadable = await self._unreadable([manifest.models[name] for name in (*diff.added, *diff.reloaded)])
         return _Checked(manifest, diff, saved, enforcer, rules, unreadable)
 
@@ -236,6 +236,16 @@ class Reloader:
             return TcpRules(address, api_key_of(manifest.api), frozenset(manifest.api.allow_origins)), []
         except StartFailed as error:
             return None, [f"api.api_key_file: {error.message}"]
+
+    def _with_key_file(self, diff: ManifestDiff, rules: TcpRules | None) -> ManifestDiff:
+        """The file of the key can hold another one while the manifest is as it was."""
+        before = self._parts.front_door.rules
+        if rules is None or before is None or rules.api_key == before.api_key:
+            return diff
+        if diff.touches("api.api_key") or diff.touches("api.api_key_file"):
+            return diff
+        change = Change("api.api_key_file", "the key it held", "another key", Effect.NOW)
+        return replace(diff, changes=(*diff.changes, change))
 
     async def _apply(self, checked: _Checked) -> Reloaded:
         """From here on nothing fails; models first, so that another limit finds those that are there now."""
@@ -280,10 +290,14 @@ class Reloader:
 
     def _load(self, entries: list[EnginePoolEntry]) -> None:
         """Load what the manifest wants loaded from now on, as at the start; nobody has to wait for it."""
-        if entries:
-            task = asyncio.create_task(load_these(self._daemon, entries))
-            self._loads.add(task)
-            task.add_done_callback(self._loads.discard)
+
+        async def as_at_the_start() -> None:
+            await know_sizes(self._daemon)
+            await load_these(self._daemon, entries)
+
+        task = asyncio.create_task(as_at_the_start())
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
 
     def _warnings(self, checked: _Checked, change: LimitChange) -> tuple[str, ...]:
         flags, overridden = self._daemon.flags, []

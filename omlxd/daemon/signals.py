@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from omlxd.daemon.app import StopOrder
@@ -27,7 +28,7 @@ class Hangup:
     def received(self) -> None:
         """A signal came."""
         if self._had_terminal and not _has_terminal():
-            self._stop.ask()
+            self._stop.ask("its terminal was closed")
         elif self._reload is None:
             self._missed = True
         else:
@@ -44,7 +45,11 @@ class Hangup:
 def signals_to(stop: StopOrder) -> Iterator[Hangup]:
     """SIGTERM and SIGINT drain, a second one ends at once; SIGHUP goes to what is given."""
     loop, hangup = asyncio.get_running_loop(), Hangup(stop)
-    caught = {signal.SIGTERM: stop.ask, signal.SIGINT: stop.ask, signal.SIGHUP: hangup.received}
+    caught: dict[signal.Signals, Callable[[], None]] = {
+        signal.SIGTERM: partial(stop.ask, signal.SIGTERM.name),
+        signal.SIGINT: partial(stop.ask, signal.SIGINT.name),
+        signal.SIGHUP: hangup.received,
+    }
     for number, received in caught.items():
         loop.add_signal_handler(number, received)
     try:

@@ -60,13 +60,19 @@ class ChatCodec:
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: bool | None = None,
     ) -> list[int]:
-        """Prompt tokens of a conversation, by the model's own template, or plain `role: text` lines without one."""
+        """Prompt tokens of a conversation, by the model's own template, or plain `role: text` lines without one.
+
+        A last message that is the assistant's is the beginning of the answer, which goes on from there.
+        """
         if tools and not self._tokenizer.has_tool_calling:
             raise self._no_tools()
+        begun = _begins_the_answer(messages)
         if not self._tokenizer.has_chat_template:
             lines = [f"{message['role']}: {message['content']}" for message in messages]
-            return self.encode_text("\n".join([*lines, "assistant:"]))
-        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
+            return self.encode_text("\n".join(lines if begun else [*lines, "assistant:"]))
+        options: dict[str, Any] = {"continue_final_message": True} if begun else {}
+        if tools:
+            options["tools"] = list(tools)
         if thinking is not None:
             options["enable_thinking"] = thinking
         from jinja2.exceptions import TemplateError
@@ -74,7 +80,7 @@ class ChatCodec:
         try:
             with self._lock:
                 ids = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], add_generation_prompt=True, **options
+                    [dict(message) for message in messages], add_generation_prompt=not begun, **options
                 )
         except (TemplateError, TypeError, ValueError) as error:  # templates add texts to what is none
             refused = InvalidRequest(
@@ -237,6 +243,11 @@ class StreamText:
         keep = longest_prefix_at_end(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+
+def _begins_the_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
 
 
 def _words(error: Exception, messages: Sequence[Mapping[str, Any]]) -> str:

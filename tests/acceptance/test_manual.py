@@ -243,7 +243,7 @@ def _drains(fixture: Fixture, number: signal.Signals) -> None:
             endless.until(has_text)
             first = short.until(has_text)
             daemon.process.send_signal(number)
-            daemon.until_event("daemon_draining")
+            daemon.until_event("daemon_draining", asked_by=number.name)
             refused = daemon.chat("chat", "And I?")
             assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
             frames = [first, *short]

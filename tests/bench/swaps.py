@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
+from omlxd.core.turnover import LEAST_SWAP_S, TURN_RELOADS
 from tests.bench.report import Judged, Row, Target, beside
 from tests.bench.scratch import CHECKOUT, Scratch
 
@@ -34,7 +35,7 @@ def _rows(models: list[Path], clients: int, rounds: int, requests: int) -> Itera
         naive.append(_child(models, clients, requests, "none"))
     who = f"{clients} clients: "
     loads_s = median(load_s for each in ours for load_s in each["load_s"])
-    turn_s = min(FAIR_WAIT_S, 8 * max(loads_s, 0.05))
+    turn_s = min(FAIR_WAIT_S, TURN_RELOADS * max(loads_s, LEAST_SWAP_S))
     note = f"a load takes {1000 * loads_s:.0f} ms, so a turn {turn_s:.1f} s at most; the bound is {FAIR_WAIT_S:.0f} s"
     swaps = [[100 * each["swaps"] / requests for each in runs] for runs in (ours, naive)]
     yield beside(who + "swaps per 100 requests", "", swaps[0], NAIVE, swaps[1], Target(25.0), note)

@@ -21,7 +21,17 @@ MIB = 2**20
 def whole(home: Path, tmp_path: Path) -> Path:
     """A home with a manifest of one model whose folder is whole."""
     folder = model_folder(tmp_path / "chat", 10 * MIB)
-    (home / "omlxd.toml").write_text(f'[daemon]\nmax_memory = "100M"\n[models.chat]\npath = "{folder}"\npin = true\n')
+    (home / "omlxd.toml").write_text(
+        f"""
+        [daemon]
+        max_memory = "100M"
+        [api]
+        listen = "127.0.0.1:0"
+        [models.chat]
+        path = "{folder}"
+        pin = true
+        """
+    )
     return home
 
 
@@ -46,6 +56,7 @@ def test_a_home_in_order_has_a_tick_in_each_line(omlxd: Omlxd, whole: Path) -> N
         "limits",
         "model",
         "pins",
+        "api",
         "home",
         "lock",
         "socket",
@@ -83,6 +94,24 @@ def test_a_bad_manifest_and_pins_over_the_limit_are_wrong(omlxd: Omlxd, whole: P
     status, found = examined(omlxd)
     assert (status, found["manifest"]["health"]) == (1, "wrong")
     assert "no_such_key" in found["manifest"]["found"]
+
+
+def test_a_port_that_is_taken_and_a_key_that_is_not_there_are_wrong(omlxd: Omlxd, whole: Path) -> None:
+    text = (whole / "omlxd.toml").read_text()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        (whole / "omlxd.toml").write_text(text.replace("127.0.0.1:0", taken))
+        status, found = examined(omlxd)
+    assert (status, found["api"]["health"]) == (1, "wrong")
+    assert taken in found["api"]["found"]
+    assert "`api.listen`" in found["api"]["remedy"]
+    (whole / "omlxd.toml").write_text(text.replace("[api]", "[api]\napi_key_file = 'nowhere'"))
+    status, found = examined(omlxd)
+    assert (status, found["api"]["health"]) == (1, "wrong")
+    assert "nowhere" in found["api"]["found"]
+    checked = omlxd("check", "--json")
+    assert checked.returncode == omlxd("start").returncode != 0
+    assert "nowhere` cannot be read" in json.loads(checked.stdout)["problems"][0]
 
 
 def test_what_is_in_the_way_of_each_file_is_told_where_it_is(omlxd: Omlxd, whole: Path) -> None:

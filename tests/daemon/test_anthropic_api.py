@@ -46,6 +46,20 @@ def events(body: bytes) -> list[Any]:
     return found
 
 
+async def test_the_anthropic_client_lists_the_models(tmp_path: Path) -> None:
+    models = {"chat": {"mib": 10, "aliases": ["default"]}, "small": {"mib": 10}}
+    async with running(tmp_path, models) as daemon, client(daemon) as api:
+        listed = [model async for model in api.models.list()]
+        assert [(model.type, model.id, model.display_name) for model in listed] == [
+            ("model", name, name) for name in ("chat", "default", "small")
+        ]
+        assert (await api.models.retrieve("default")).created_at == listed[0].created_at
+        page = await api.models.list()
+        assert (page.has_more, page.first_id, page.last_id) == (False, "chat", "small")
+    async with running(tmp_path, {}) as daemon, client(daemon) as api:
+        assert [model async for model in api.models.list()] == []
+
+
 async def test_the_anthropic_client_gets_a_whole_message(tmp_path: Path) -> None:
     async with running(tmp_path, MODELS) as daemon, client(daemon) as api:
         message = await api.messages.create(**ASKED, system="be brief")

@@ -65,20 +65,41 @@ async def test_what_has_not_changed_is_left_alone_and_the_log_says_so(tmp_path: 
         assert await daemon.states() == {"chat": "loaded", "small": "unloaded"}
 
 
+async def test_another_key_in_the_file_of_the_key_is_a_change_that_holds_at_once(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("the-first-key\n")
+    async with running(tmp_path, TWO, api={"api_key_file": str(key)}) as daemon:
+        changing = Changing(daemon, tmp_path)
+        key.write_text("the-other-key\n")
+        told = (await changing.ask()).json
+        assert keys(told) == ["api.api_key_file"]
+        assert "other-key" not in str(told)
+        for word, status in (("the-first-key", 401), ("the-other-key", 200)):
+            headers = {"authorization": f"Bearer {word}"}
+            assert (await fetch(daemon.tcp, "GET", "/v1/models", headers=headers)).status == status
+        assert (await changing.ask()).json["changes"] == []
+
+
 async def test_models_come_and_go_and_the_others_stay_loaded(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon:
         for name in TWO:
             await daemon.control("POST", f"models/{name}/load")
         changing = Changing(daemon, tmp_path)
         answer = await changing.reload(
-            {"new": {"mib": 20, "preload": True, "aliases": ["default"]}, "chat": {"mib": 40}}
+            {
+                "new": {"mib": 20, "preload": True, "aliases": ["default"]},
+                "chat": {"mib": 40},
+                "later": {"mib": 10, "max_context": 100},
+            }
         )
-        assert (answer["added"], answer["removed"]) == (["new"], ["small"])
-        assert await daemon.states() == {"new": "loaded", "chat": "loaded"}
+        assert (answer["added"], answer["removed"]) == (["new", "later"], ["small"])
+        assert await daemon.states() == {"new": "loaded", "chat": "loaded", "later": "unloaded"}
+        later = (await daemon.control("GET", "models"))["models"][2]
+        assert (later["weights_bytes"], later["context_length"]) == (10 * MIB, 100)
         assert daemon.engine.loaded == {"new", "chat"}
         assert (await daemon.ask("POST", "/v1/control/models/small/load")).status == 404
         listed = (await daemon.ask("GET", "/v1/models")).json["data"]
-        assert [model["id"] for model in listed] == ["new", "default", "chat"]
+        assert [model["id"] for model in listed] == ["new", "default", "chat", "later"]
         assert [line["model"] for line in changing.told("load_started")] == ["chat", "small", "new"]
 
 

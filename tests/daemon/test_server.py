@@ -263,6 +263,25 @@ async def test_a_body_that_is_too_long_is_refused_announced_or_not(tmp_path: Pat
 
 
 @both_doors
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        (b"Content-Encoding: gzip\r\nContent-Length: 2", 415, "unsupported_encoding"),
+        (b"Content-Encoding: identity\r\nContent-Length: 2", 200, None),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 2", 400, "invalid_request"),
+    ],
+)
+async def test_a_body_whose_end_or_meaning_is_in_doubt_is_refused(
+    tmp_path: Path, door: str, headers: bytes, status: int, code: str | None
+) -> None:
+    async with doors(tmp_path) as made:
+        head = b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers + b"\r\n\r\n"
+        answer, _, body = (await raw(made.door(door), head + b"{}")).partition(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d" % status)
+        assert json.loads(body).get("error", {}).get("code") == code
+
+
+@both_doors
 async def test_a_client_that_still_sends_is_heard_out_so_that_it_reads_why_it_was_refused(
     tmp_path: Path, door: str
 ) -> None:

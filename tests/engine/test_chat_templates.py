@@ -73,6 +73,39 @@ def test_tools_and_earlier_calls_are_in_the_prompt(make: Callable[..., ChatCodec
     assert "parameters" not in text_of(codec, codec.encode_chat(messages))
 
 
+BEGUN = {"role": "assistant", "content": "Good mor"}
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        (BEGUN, "<|im_start|>assistant\nGood mor"),
+        (BEGUN | {"content": ""}, "<|im_end|>\n<|im_start|>assistant\n"),
+        (BEGUN | {"role": "user"}, "Good mor<|im_end|>\n<|im_start|>assistant\n"),
+        (BEGUN | {"tool_calls": [CALLED]}, "</tool_call><|im_end|>\n<|im_start|>assistant\n"),
+    ],
+)
+def test_the_answer_goes_on_from_a_last_message_of_the_assistant(
+    make: Callable[..., ChatCodec], last: dict[str, Any], end: str
+) -> None:
+    codec = make()
+    prompt = text_of(codec, codec.encode_chat([*HELLO, last]))
+    assert prompt.removesuffix("<think></think>").endswith(end)
+
+
+def test_without_a_template_too_the_answer_goes_on_from_a_last_message_of_the_assistant(
+    make: Callable[..., ChatCodec],
+) -> None:
+    codec = make(None)
+    assert text_of(codec, codec.encode_chat(HELLO)) == "user: hello\nassistant:"
+    assert text_of(codec, codec.encode_chat([*HELLO, BEGUN])) == "user: hello\nassistant: Good mor"
+
+
+def test_a_template_that_writes_no_answers_cannot_go_on_from_one(make: Callable[..., ChatCodec]) -> None:
+    with pytest.raises(InvalidRequest, match="chat template refuses"):
+        make("{{ messages[0].content }}").encode_chat([*HELLO, BEGUN])
+
+
 def test_a_model_without_tools_refuses_them_by_name(make: Callable[..., ChatCodec]) -> None:
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(InvalidRequest) as refused:

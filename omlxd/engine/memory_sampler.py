@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from typing import Final
 
 from omlxd.engine.gauges import Gauges
 from omlxd.engine.protocol import Sampled
+
+ONE_MOMENT_S: Final = 50e-6
+TRIES: Final = 20
 
 
 class MemorySampler:
@@ -51,7 +57,7 @@ class MemorySampler:
             self._working.wait()
             if self._ended.wait(self._interval_s):
                 return
-            active, total = self._look()
+            active, total = look(self._gauges)
             self.peak_active_bytes = max(self.peak_active_bytes, active)
             self.peak_total_bytes = max(self.peak_total_bytes, total)
             seen, over_bytes = self.sampled, total - self.hard_bytes if self.hard_bytes else 0
@@ -59,7 +65,19 @@ class MemorySampler:
                 seen.samples + 1, seen.over_hard_samples + (over_bytes > 0), max(seen.over_hard_bytes, over_bytes)
             )
 
-    def _look(self) -> tuple[int, int]:
-        """`active`, and `active + cache` without a buffer that was freed or taken again between the two gauges."""
-        before, cache, after = self._gauges.active_bytes(), self._gauges.cache_bytes(), self._gauges.active_bytes()
-        return max(before, after), min(before, after) + cache
+
+def look(gauges: Gauges, clock_s: Callable[[], float] = time.perf_counter) -> tuple[int, int]:
+    """`active`, and `active + cache`, of one moment, in bytes.
+
+    The two gauges are read one after the other, and a buffer that is freed in between is in both: this thread may be
+    kept waiting for milliseconds there, in which steps go on. A look counts when it took no longer than a step of MLX
+    needs to use a buffer, and `active` was the same before and after it. Where none of `TRIES` was like that, the
+    smaller `active` is taken of the last.
+    """
+    for _ in range(TRIES):
+        began_s = clock_s()
+        before, cache, after = gauges.active_bytes(), gauges.cache_bytes(), gauges.active_bytes()
+        took_s = clock_s() - began_s
+        if before == after and took_s <= ONE_MOMENT_S:
+            break
+    return max(before, after), min(before, after) + cache

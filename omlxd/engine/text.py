@@ -38,6 +38,8 @@ class ChatCodec:
         self._context_length = context_length
         self._lock = threading.Lock()  # transformers changes padding state inside encode: "Already borrowed"
         self.grammars = Grammars(self._written, frozenset(tokenizer.eos_token_ids), vocab_size)
+        # A prompt beyond the context is refused in our own words; transformers would write its own to stderr first.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
 
     @property
     def vocab_size(self) -> int:

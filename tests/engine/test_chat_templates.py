@@ -73,6 +73,16 @@ def test_tools_and_earlier_calls_are_in_the_prompt(make: Callable[..., ChatCodec
     assert "parameters" not in text_of(codec, codec.encode_chat(messages))
 
 
+def test_a_text_beyond_the_context_is_counted_without_a_word_on_stderr(
+    make: Callable[..., ChatCodec], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    codec = make()
+    codec._tokenizer.model_max_length = 10
+    assert len(codec.encode_text("x" * 100)) == 100
+    assert len(codec.encode_chat(HELLO)) > 10
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
 BEGUN = {"role": "assistant", "content": "Good mor"}
 
 

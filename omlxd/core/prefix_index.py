@@ -7,6 +7,7 @@ by token, copying as it goes (0.15 s for 8 chats of 4,000 tokens, 1.9 s for 16,0
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,10 @@ from typing import Any, Final, Generic, TypeVar
 T = TypeVar("T")
 MAX_PER_MODEL: Final = 32
 LEAST_TOKENS: Final = 32
-"""Shorter beginnings are run faster than they are kept and copied."""
+"""Shorter prompts are not kept: they are run faster."""
+FEWEST_TOKENS: Final = 4
+COPY_S: Final = 0.01
+"""What a prompt's own copy of a kept beginning is taken to cost: a block of each layer, evaluated one by one."""
 
 _TOKEN_BYTES: Final = array("I").itemsize
 
@@ -125,6 +129,16 @@ class PrefixIndex(Generic[T]):
     def _forget(self, kept: Sequence[Kept[T]]) -> None:
         for each in kept:
             del self._kept[each.model, each.key]
+
+
+def worth_copying(token_s: float) -> int:
+    """The fewest shared tokens whose copy costs less than running them, at so many seconds a token.
+
+    Most prompts of a model share the head of its chat template, which a slow machine runs for a tenth of a second.
+    """
+    if token_s <= 0:
+        return LEAST_TOKENS
+    return max(FEWEST_TOKENS, min(LEAST_TOKENS, math.ceil(COPY_S / token_s)))
 
 
 def _pack(tokens: Sequence[int]) -> bytes:

@@ -295,7 +295,9 @@ class PlanExecutor:
         self._gauges.reset_peak()
         began_s, live = self._clock(), self._gauges.active_bytes()
         try:
-            request = model.prefill_step(turn.request, turn.chunk_tokens, self.report.token)
+            request = model.prefill_step(
+                turn.request, turn.chunk_tokens, self.report.token, least_reused=turn.least_reused
+            )
         except Exception as error:
             self._step_failed(model, "prefill", error, {head})
             return

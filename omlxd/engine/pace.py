@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from omlxd.core.prefix_index import worth_copying
 from omlxd.core.step_time import UNKNOWN, StepTime, step_time
 from omlxd.core.turns import UNKNOWN_BYTES_PER_S, Waiting, chunk_tokens, next_turn, slice_bytes
 from omlxd.engine.loader import SlicedLoad
@@ -20,11 +21,12 @@ LAST_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptTurn:
-    """The next step is a chunk of this prompt."""
+    """The next step is a chunk of this prompt; at its first, fewer kept tokens than `least_reused` are run again."""
 
     model: ResidentModel
     request: Running
     chunk_tokens: int
+    least_reused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Pace:
             return LoadTurn(slice_bytes(load.total_bytes, self._bytes_per_s, turn.budget_s))
         model, request = prompts[turn.index]
         granted, time = model.granted_chunk_tokens(request), self._times.get(model.name, UNKNOWN)
-        return PromptTurn(model, request, chunk_tokens(granted, time, turn.budget_s))
+        size = chunk_tokens(granted, time, turn.budget_s)
+        return PromptTurn(model, request, size, worth_copying(time.token_s))
 
     def decoded(self, now_s: float) -> None:
         """Answers got their tokens."""

@@ -44,13 +44,20 @@ class PrefixCaches:
         found = self._index.find(model, prompt[:-1])
         return found[1] if found is not None and found[1] >= LEAST_TOKENS else 0
 
-    def begin(self, model: str, prompt: Sequence[int]) -> tuple[int, list[Any]]:
-        """How many tokens of the prompt are run already, and caches of the caller's own that hold them; 0 and none."""
+    def begin(self, model: str, prompt: Sequence[int], least_tokens: int) -> tuple[int, list[Any]]:
+        """How many tokens of the prompt are run already, and caches of the caller's own that hold them; 0 and none.
+
+        Args:
+            model: whose prompt it is.
+            prompt: its tokens.
+            least_tokens: fewer are not worth the copy.
+        """
         found = self._index.find(model, prompt[:-1])
-        if found is None or found[1] < LEAST_TOKENS:
+        if found is None or found[1] < least_tokens:
             return 0, []
         kept, tokens = found
-        self._index.touch(kept)
+        if tokens >= LEAST_TOKENS:
+            self._index.touch(kept)  # the head of a template keeps nothing from being forgotten: all prompts have it
         return tokens, kv_caches.own_copy(kept.value, kept.tokens - tokens)
 
     def keep_copy(self, model: str, tokens: Sequence[int], cache: Sequence[Any]) -> None:

@@ -115,13 +115,14 @@ class ResidentModel:
         total += sum(kv_caches.cache_bytes(lane.cache) for _, lane in self._lone.values())
         return total + (self._batch.nbytes if self._batch else 0)
 
-    def prefill_step(self, request: Running, chunk_tokens: int, take: Take) -> Running | None:
+    def prefill_step(self, request: Running, chunk_tokens: int, take: Take, *, least_reused: int) -> Running | None:
         """Run the next chunk of this prompt.
 
         Args:
             request: one of `prompts`.
             chunk_tokens: at most so many tokens.
             take: receives the token of a request that moves into the batch on this occasion.
+            least_reused: fewer kept tokens are run again.
 
         Returns:
             The request, None when the prompt went bare into the batch, with others.
@@ -131,7 +132,7 @@ class ResidentModel:
         tokens = request.tokens
         if not request.cache:
             if request.order.cache_prompt:
-                request.reused, request.cache = self._prefixes.begin(self.name, tokens)
+                request.reused, request.cache = self._prefixes.begin(self.name, tokens, least_reused)
             request.prefilled = request.reused
             request.cache = request.cache or kv_caches.make_cache(self._module)
             self._waiting.remove(request)

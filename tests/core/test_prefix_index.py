@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omlxd.core.prefix_index import PrefixIndex
+from omlxd.core.prefix_index import PrefixIndex, worth_copying
 
 PLENTY = 1 << 40
 
@@ -122,3 +122,10 @@ def test_never_more_is_held_than_was_allowed_and_every_hit_is_a_shared_beginning
         index.shrink(keep_bytes)
         assert index.nbytes <= keep_bytes
         assert sum(index.by_model().values()) == index.nbytes
+
+
+@pytest.mark.parametrize(
+    ("token_s", "least"), [(0.0, 32), (1e-6, 32), (0.0005, 20), (0.001, 10), (0.0124, 4), (10.0, 4)]
+)
+def test_the_slower_a_model_runs_a_token_the_fewer_are_worth_a_copy(token_s: float, least: int) -> None:
+    assert worth_copying(token_s) == least

@@ -225,3 +225,26 @@ def test_an_answer_is_kept_in_whichever_moment_it_ends_while_another_joins(
         history = (*first.prompt, *sum(tokens, ()))
         driver.run(generation(f"c{length}", "m", (*history, 9, 9), max_tokens=1))
         assert len(history) - 1 <= reused(driver, f"c{length}") <= len(history)
+
+
+def test_the_head_that_all_prompts_share_is_copied_where_that_is_quicker_and_keeps_nothing_from_being_forgotten() -> (
+    None
+):
+    def work() -> list[tuple[int, int]]:
+        import mlx.core as mx
+        from mlx_lm.models.cache import KVCache
+
+        kept, told = PrefixCaches(), list[tuple[int, int]]()
+        kept.obey(PLENTY)
+        for first in (100, 200):
+            cache = KVCache()
+            cache.update_and_fetch(mx.zeros((1, 1, 40, 4)), mx.zeros((1, 1, 40, 4)))
+            kept.keep("m", [*range(6), *range(first, first + 34)], lambda cache=cache: [cache])
+        for least, prompt_tokens in ((7, (*range(6), 100, 7)), (8, (*range(6), 100, 7)), (4, (0, 1, 2, 7))):
+            reused, own = kept.begin("m", prompt_tokens, least)
+            told.append((reused, own[0].offset if own else 0))
+        kept.obey(kept.by_model["m"] - 1)  # one of the two has to go: the older one still
+        older, newer = (kept.reusable("m", [*range(6), *range(first, first + 40)]) for first in (100, 200))
+        return [*told, (older, newer)]
+
+    assert on_mlx_thread(work) == [(7, 7), (0, 0), (0, 0), (0, 40)]

@@ -53,10 +53,10 @@ def _raising(asked: Path, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_its_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(self: resident.ResidentModel, *arguments: Any) -> Any:
+    def wrapped(self: resident.ResidentModel, *arguments: Any, **named: Any) -> Any:
         global _model
         _model = self.name
-        return function(self, *arguments)
+        return function(self, *arguments, **named)
 
     return wrapped
 

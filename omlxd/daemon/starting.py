@@ -79,7 +79,7 @@ async def load_first(daemon: Daemon) -> None:
 async def know_sizes(daemon: Daemon) -> None:
     """Look into the folders of the models that nobody has looked at yet, so that `status` and `models` show them."""
     for entry in tuple(daemon.pool.entries.values()):
-        if entry.weights_bytes is None or entry.context_length is None:
+        if entry.weights_bytes is None or (entry.measured and entry.context_length is None):  # recalled, not loaded
             await look_at(daemon, entry)
 
 

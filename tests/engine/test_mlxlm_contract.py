@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from omlxd.engine import decode_lanes, kv_caches, mlxlm, patient_reading
+from omlxd.engine.glibc import trim_heap
 from omlxd.engine.orders import Sampling
 from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread, reference
@@ -42,6 +44,23 @@ def test_the_private_parts_we_touch_are_there(tiny_model: Callable[..., Path]) -
     wired, cache = on_mlx_thread(work)
     assert wired, "BatchGenerator._old_wired_limit is gone: the wired limit would be restored un-nested"
     assert cache, "BatchGenerator._generation_batch.prompt_cache is gone: removed rows would keep their memory"
+
+
+def test_what_is_loaded_again_and_again_leaves_nothing_behind(tiny_model: Callable[..., Path]) -> None:
+    """Of each load 50 KB stayed, in the chain of the random state: more than a MB of these."""
+    model = tiny_model("llama", 5_000_000)
+
+    def work() -> int:
+        def load(times: int) -> int:
+            for _ in range(times):
+                mlxlm.load_lazy(model)
+            mlxlm.release_memory()
+            trim_heap()
+            return psutil.Process().memory_info().rss
+
+        return -load(20) + load(60)
+
+    assert on_mlx_thread(work) < 2**20
 
 
 def test_the_names_that_stand_for_a_patient_reading_of_tokenizers_are_there() -> None:

@@ -20,10 +20,10 @@ from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
 from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
-from omlxd.core.errors import DaemonNotRunning, InvalidRequest, NotPermitted, OmlxError, Unreachable
+from omlxd.core.errors import AlreadyRunning, DaemonNotRunning, InvalidRequest, NotPermitted, OmlxError, Unreachable
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
-from omlxd.core.states import EntryState
+from omlxd.core.states import DaemonState, EntryState
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import named
 from omlxd.daemon.home import Home
@@ -65,6 +65,7 @@ def start(
     options = _checked(max_memory, hard_limit, manifest, policy, restore)
     if foreground:
         exec_foreground(home_of(context), options)
+    _wait_for_one_that_ends(home_of(context), client_of(context))
     _start(home_of(context), options)
 
 
@@ -107,7 +108,7 @@ def restart(
         options = options.over(before)
         output.note("the daemon was not running" + (f"; its start said: {_said(before)}" if before else ""))
     if service is None:
-        _start(home, options)
+        _start_again(home, client, options, since=stopped)
     else:
         found = service.start()
         if stopped is not None and stopped.unsaved_limit is not None:  # a service's command line says no other one
@@ -168,6 +169,32 @@ def _start(home: Home, options: StartOptions) -> None:
     output.sentence(answering_line(ready, Client(home.socket)))
     if origin := _limit_origin(home, options):
         output.note(f"the limit was {origin}")
+
+
+def _start_again(home: Home, client: Client, options: StartOptions, *, since: Stopped | None) -> None:
+    """`restart`'s start; another `restart` that came at the same time may have done it."""
+    try:
+        _start(home, options)
+    except AlreadyRunning:
+        holder = holder_of(home.lock)
+        if holder is None or holder.pid is None or (since is not None and holder.pid == since.pid):
+            raise
+        output.note("another command has started it in the meantime, with the options that it was given")
+        output.sentence(answering_line({"pid": holder.pid}, client))
+
+
+def _wait_for_one_that_ends(home: Home, client: Client) -> None:
+    """A daemon that drains makes way by itself: a start that came too early waits for it."""
+    if (holder := holder_of(home.lock)) is None or holder.pid is None:
+        return
+    try:
+        draining = client.get("/v1/control/status", timeout_s=2.0).get("state") == DaemonState.DRAINING.value
+    except OmlxError:
+        return  # it ends, or it begins: who starts a second one is told
+    if draining:
+        output.note(f"omlxd is stopping (pid {holder.pid}); it is started again when that is done")
+        _wait_for_drain(home, client, _STOP_NOW)
+        wait_until_gone(home, holder.pid, timeout_s=END_TIMEOUT_S)
 
 
 def _limit_origin(home: Home, options: StartOptions) -> str | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StopOrder:
-    """Who wants the daemon to end; `now` is set by the second who asks, or by who cannot wait.
+    """Who wants the daemon to end; `now` is set by who cannot wait, as a second signal says.
 
     `to_restart` says that its successor is to go on with what it had loaded; `asked_by` names the first who asked.
     """
@@ -41,12 +41,16 @@ class StopOrder:
         self.asked_by: str | None = None
 
     def ask(self, by: str | None = None, *, now: bool = False) -> None:
-        """Begin to drain; asked again, or with `now`, end at once."""
+        """Begin to drain, or join those who asked before; with `now`, end at once."""
         if not self.wanted.is_set():
             self.asked_by = by
-        if now or self.wanted.is_set():
+        if now:
             self.now.set()
         self.wanted.set()
+
+    def signalled(self, by: str) -> None:
+        """Begin to drain; at a second signal end at once."""
+        self.ask(by, now=self.wanted.is_set())
 
 
 @dataclass

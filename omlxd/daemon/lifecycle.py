@@ -247,7 +247,7 @@ async def _become_ready(daemon: Daemon) -> None:
 async def _drain(daemon: Daemon) -> None:
     """Take nothing new, serve what is there for `drain_timeout`, less when somebody asks again."""
     daemon.state = DaemonState.DRAINING
-    daemon.pool.stop_admitting()
+    daemon.pool.stop_admitting(restarting=daemon.stop.to_restart)
     timeout_s = daemon.manifest.daemon.drain_timeout_s
     fields = {
         "asked_by": daemon.stop.asked_by,

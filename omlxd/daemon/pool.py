@@ -140,7 +140,7 @@ class EnginePool:
         self._max_waiting = max_waiting
         self._loads = LoadQueue(self, load_wait_s, fair_wait_s)
         self._ids = count(1)
-        self._admitting = True
+        self._admitting, self._restarting = True, False
 
     async def __aenter__(self) -> EnginePool:
         self.bind()
@@ -375,9 +375,9 @@ class EnginePool:
 
     # The end
 
-    def stop_admitting(self) -> None:
+    def stop_admitting(self, *, restarting: bool = False) -> None:
         """Refuse new requests and loads with ShuttingDown; what is there goes on."""
-        self._admitting = False
+        self._admitting, self._restarting = False, restarting
 
     async def drain(self, timeout_s: float) -> None:
         """Serve what is there for at most `timeout_s`, then abort the rest; what can never go on ends at once."""
@@ -418,7 +418,7 @@ class EnginePool:
 
     def _check_admitting(self) -> None:
         if not self._admitting:
-            raise shutting_down()
+            raise shutting_down(restarting=self._restarting)
 
 
 def _read_folder(settings: ModelSettings) -> ModelFiles:

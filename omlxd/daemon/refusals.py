@@ -52,8 +52,10 @@ def decision_behind(error: OmlxError) -> str | None:
     return decision if isinstance(decision, str) else None
 
 
-def shutting_down() -> ShuttingDown:
+def shutting_down(*, restarting: bool = False) -> ShuttingDown:
     """Nothing new is taken."""
+    if restarting:
+        return ShuttingDown("omlxd is being restarted", hint="send it again in a moment")
     return ShuttingDown("omlxd is shutting down", hint="start it again with `omlxd start`")
 
 

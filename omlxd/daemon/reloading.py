@@ -235,7 +235,7 @@ class Reloader:
         try:
             return TcpRules(address, api_key_of(manifest.api), frozenset(manifest.api.allow_origins)), []
         except StartFailed as error:
-            return None, [f"api.api_key_file: {error.message}"]
+            return None, [f"api.api_key_file: {error.message}; {error.hint}"]
 
     def _with_key_file(self, diff: ManifestDiff, rules: TcpRules | None) -> ManifestDiff:
         """The file of the key can hold another one while the manifest is as it was."""

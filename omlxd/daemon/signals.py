@@ -28,7 +28,7 @@ class Hangup:
     def received(self) -> None:
         """A signal came."""
         if self._had_terminal and not _has_terminal():
-            self._stop.ask("its terminal was closed")
+            self._stop.signalled("its terminal was closed")
         elif self._reload is None:
             self._missed = True
         else:
@@ -46,8 +46,8 @@ def signals_to(stop: StopOrder) -> Iterator[Hangup]:
     """SIGTERM and SIGINT drain, a second one ends at once; SIGHUP goes to what is given."""
     loop, hangup = asyncio.get_running_loop(), Hangup(stop)
     caught: dict[signal.Signals, Callable[[], None]] = {
-        signal.SIGTERM: partial(stop.ask, signal.SIGTERM.name),
-        signal.SIGINT: partial(stop.ask, signal.SIGINT.name),
+        signal.SIGTERM: partial(stop.signalled, signal.SIGTERM.name),
+        signal.SIGINT: partial(stop.signalled, signal.SIGINT.name),
         signal.SIGHUP: hangup.received,
     }
     for number, received in caught.items():

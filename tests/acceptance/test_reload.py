@@ -105,3 +105,35 @@ def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_th
     assert [model["pinned"] for model in daemon.control("GET", "models")["models"]] == [True, False, False]
     memory = daemon.memory
     assert (memory["soft_limit"], memory["binding"]) == (2**30, "max_memory")
+
+
+@pytest.mark.slow
+def test_restarts_at_once_and_a_start_that_comes_too_early_cut_nothing_short_and_leave_one_daemon(
+    home_of: Callable[..., Daemon], small: Callable[..., Path]
+) -> None:
+    daemon = home_of({"chat": small()})
+    assert daemon.start().returncode == 0
+    first = daemon.pid
+    with daemon.chat_stream("chat", "Go on.", max_tokens=TOKENS) as stream:
+        stream.until(has_text)
+        restarting = [in_thread(daemon.restart) for _ in range(3)]
+        frames = list(stream)
+    assert (frames[-1], errors_in(frames)) == ("[DONE]", [])
+    ended = [each.result() for each in restarting]
+    assert [each.returncode for each in ended] == [0, 0, 0], [each.stderr for each in ended]
+    second = daemon.status["pid"]
+    assert second != first
+    assert all(each.stdout.startswith("omlxd answers: pid ") for each in ended)
+
+    with daemon.chat_stream("chat", "Go on.", max_tokens=8 * TOKENS) as stream:
+        stream.until(has_text)
+        stopping = in_thread(lambda: daemon.cli("stop"))
+        daemon.until_event("daemon_draining")
+        starting = in_thread(daemon.start)
+        frames = list(stream)
+    assert (frames[-1], errors_in(frames)) == ("[DONE]", [])
+    assert stopping.result().returncode == 0
+    started = starting.result()
+    assert started.returncode == 0, started.stderr
+    assert f"omlxd is stopping (pid {second})" in started.stderr
+    assert daemon.status["pid"] not in (first, second)

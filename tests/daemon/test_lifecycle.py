@@ -96,6 +96,19 @@ async def test_a_stop_lets_a_running_request_finish(tmp_path: Path) -> None:
         assert (await daemon.ended()).cut_short is False
 
 
+@pytest.mark.parametrize(("restart", "told"), [(False, "is shutting down"), (True, "is being restarted")])
+async def test_who_asks_for_the_end_once_more_joins_the_drain(tmp_path: Path, restart: bool, told: str) -> None:
+    engine = FakeEngine("thread", answer_tokens=200, step_s=0.002)
+    async with running(tmp_path, TWO, engine=engine) as daemon:
+        request = await talking(daemon)
+        for _ in range(3):
+            await daemon.control("POST", "stop", {"restart": restart})
+        refused = await daemon.ask("POST", PATH, TALK)
+        assert told in refused.json["error"]["message"]
+        assert (await request).json["usage"]["completion_tokens"] == 200
+        assert (await daemon.ended()).cut_short is False
+
+
 async def test_while_it_drains_nothing_new_is_taken_and_status_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, TWO, engine=endless()) as daemon:
         request = await talking(daemon)
@@ -106,7 +119,7 @@ async def test_while_it_drains_nothing_new_is_taken_and_status_says_so(tmp_path:
             assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
             assert int(refused.headers["retry-after"]) >= 1
         assert (await daemon.ask("GET", "/health")).json["status"] == "draining"
-        daemon.stop.ask()  # the second time: do not wait
+        daemon.stop.signalled("SIGTERM")  # behind what asked before it: do not wait
         assert (await request).status == 503
         assert (await daemon.ended()).cut_short is True
 

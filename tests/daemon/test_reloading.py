@@ -314,7 +314,7 @@ async def test_while_it_drains_nothing_is_reloaded(tmp_path: Path) -> None:
         refused = await Changing(daemon, tmp_path).ask()
         assert (refused.status, refused.json["error"]["code"]) == (503, "shutting_down")
         assert int(refused.headers["retry-after"]) >= 1
-        daemon.stop.ask()
+        daemon.stop.ask(now=True)
         await request
 
 

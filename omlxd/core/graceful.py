@@ -152,20 +152,21 @@ _AGE = attrgetter("order", "request")
 
 
 def _running(loaded: Sequence[EntrySnapshot]) -> list[RequestSnapshot]:
-    """All requests that the engine has, the oldest first, a tie by name."""
-    running = [request for entry in loaded for request in (_promised(entry) if entry.kv_bytes else entry.requests)]
+    """All requests that the engine has begun, the oldest first, a tie by name."""
+    running = [request for entry in loaded for request in _begun(entry)]
     if len(set(map(_ORDER, running))) < len(running):
         running.sort(key=_ID)
     running.sort(key=_ORDER)
     return running
 
 
-def _promised(entry: EntrySnapshot) -> Sequence[RequestSnapshot]:
+def _begun(entry: EntrySnapshot) -> Sequence[RequestSnapshot]:
     """Its requests; when nothing is promised for any, since nobody knows what they take, each frees its share."""
-    if not entry.requests or any(each.frees_bytes for each in entry.requests):
-        return entry.requests
-    unknown_bytes = entry.kv_bytes // len(entry.requests)
-    return [replace(request, frees_bytes=unknown_bytes) for request in entry.requests]
+    requests = [request for request in entry.requests if request.begun]
+    if not entry.kv_bytes or not requests or any(each.frees_bytes for each in requests):
+        return requests
+    unknown_bytes = entry.kv_bytes // len(requests)
+    return [replace(request, frees_bytes=unknown_bytes) for request in requests]
 
 
 def _parking_order(

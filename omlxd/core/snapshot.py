@@ -17,12 +17,14 @@ class RequestSnapshot:
         order: its place among all requests of the pool, in the order they came; lower is older.
         frees_bytes: what is promised for it alone, and would be free if it were parked.
         parks: how often it was parked before.
+        begun: whether any of its prompt was run; one that only stands in the engine's line holds nothing.
     """
 
     request: str
     order: int
     frees_bytes: int = 0
     parks: int = 0
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class EntrySnapshot:
         pinned: never unloaded by the enforcer (R10).
         weights_bytes: measured when loaded, predicted while loading.
         kv_bytes: KV caches of its requests.
-        running: requests that the engine has.
-        waiting: requests that wait for the model or for a place.
+        running: requests that the engine has begun.
+        waiting: requests that wait for the model, for a place, or for their first step.
         leases: holds by requests and loads; one with a lease is not idle.
         last_used_s: on the snapshot's clock; *now* while it is running or waiting.
         loading_order: the load in progress, higher is newer.

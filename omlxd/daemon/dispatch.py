@@ -160,7 +160,13 @@ class Dispatch:
         for model, attempts in running.items():
             promised_bytes = self._pool.ledger.frees_bytes(model)
             snapshots[model] = tuple(
-                RequestSnapshot(each.id, each.order, attempt.frees_bytes(promised_bytes.get(each.id, 0)), each.parks)
+                RequestSnapshot(
+                    each.id,
+                    each.order,
+                    attempt.frees_bytes(promised_bytes.get(each.id, 0)),
+                    each.parks,
+                    begun=attempt.started or attempt.prefill_kv_bytes != 0,
+                )
                 for attempt in sorted(attempts, key=lambda attempt: attempt.generation.order)
                 for each in (attempt.generation,)
             )

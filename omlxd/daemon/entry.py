@@ -209,7 +209,8 @@ class EnginePoolEntry:
         prefix_bytes: int = 0,
         requests: tuple[RequestSnapshot, ...] = (),
     ) -> EntrySnapshot:
-        """What the policy sees of it; `requests` are those that the engine has."""
+        """What the policy sees of it; `requests` are those that the engine has, of which those that began run."""
+        running = len(self.in_engine) - sum(not request.begun for request in requests)
         leases = len(self.served) if self.gives_way else len(self.requests)
         return EntrySnapshot(
             name=self.name,
@@ -217,8 +218,8 @@ class EnginePoolEntry:
             pinned=self.pinned,
             weights_bytes=self.weights_bytes or 0,
             kv_bytes=kv_bytes,
-            running=len(self.in_engine),
-            waiting=leases - len(self.in_engine),
+            running=running,
+            waiting=leases - running,
             leases=leases + (self.ticket is not None),
             last_used_s=now_s if leases else (self.used_at_s or 0.0),
             loading_order=self.ticket.order_id if self.ticket is not None else None,

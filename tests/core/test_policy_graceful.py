@@ -39,15 +39,15 @@ def model(name: str, mib: int = 100, *, used_s: float = 0.0, **more: object) -> 
 def busy(
     name: str, *requests: RequestSnapshot, waiting: int = 0, mib: int = 100, pinned: bool = False
 ) -> EntrySnapshot:
-    """A model whose `requests` the engine has."""
-    count = len(requests) + waiting
+    """A model whose `requests` the engine has; those that it has not begun wait as well."""
+    count, running = len(requests) + waiting, sum(each.begun for each in requests)
     kv_bytes = sum(each.frees_bytes for each in requests)
     return model(
         name,
         mib,
         used_s=NOW_S,
-        running=len(requests),
-        waiting=waiting,
+        running=running,
+        waiting=count - running,
         leases=count,
         kv_bytes=kv_bytes,
         requests=tuple(sorted(requests, key=lambda each: each.order)),
@@ -57,6 +57,11 @@ def busy(
 
 def request(order: int, mib: int = 10, parks: int = 0) -> RequestSnapshot:
     return RequestSnapshot(f"r{order}", order, mib * MIB, parks)
+
+
+def standing(order: int) -> RequestSnapshot:
+    """In the engine's line, and holding nothing yet."""
+    return replace(request(order, 0), begun=False)
 
 
 def loading(name: str, order: int = 1, **more: object) -> EntrySnapshot:
@@ -206,6 +211,18 @@ RUNGS: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
         at(450, busy("a", request(1)), model("b"), loading("c")),
         SOFT,
         Unload("b"),
+        Outcome.ACT,
+    ),
+    "4b a model whose requests stand in the engine's line goes before anybody is parked": (
+        at(450, busy("a", request(1), request(2)), busy("b", standing(3), waiting=1)),
+        SOFT,
+        Unload("b"),
+        Outcome.ACT,
+    ),
+    "5 what stands in the engine's line is neither parked nor the oldest that runs": (
+        at(405, busy("a", standing(1), request(2), request(3), standing(4))),
+        SOFT,
+        Park("a", "r3"),
         Outcome.ACT,
     ),
     "4b a model whose requests all wait goes before a running request": (

@@ -632,3 +632,18 @@ async def _a_drain_under_a_low_limit(parked_s: float) -> None:
         assert generation.finish_reason is FinishReason.LENGTH
         (event,) = scene.named(EventName.REQUEST_FINISHED)
         assert "going on takes its text so far" in event.fields["reason"]
+
+
+@on_virtual_time
+async def test_what_stands_in_the_engines_line_waits_in_the_eyes_of_the_policy() -> None:
+    scene = scene_of({"chat": 200}, max_batch=1)
+    async with scene.pool as pool:
+        scene.enforcer(600, hard_mib=900, policy=Policy.GRACEFUL).start()
+        await pool.load("chat")
+        runs = start(pool, "chat", 100)
+        await until_decoding(runs)
+        stands = start(pool, "chat", 100)
+        await until(lambda: stands.id in pool.entries["chat"].in_engine)
+        (seen,) = pool.snapshot(scene.engine.read()).entries
+        assert [(each.request, each.begun) for each in seen.requests] == [(runs.id, True), (stands.id, False)]
+        assert (seen.running, seen.waiting, seen.leases) == (1, 1, 2)

@@ -7,8 +7,9 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -63,18 +64,41 @@ def signals_to(stop: StopOrder) -> Iterator[Hangup]:
 
 @contextmanager
 def stacks_on_request(path: Path) -> Iterator[None]:
-    """SIGUSR1 appends every thread's stack to the file, also when the event loop is what hangs."""
+    """SIGUSR1 appends every thread's stack to the file, also when the event loop is what hangs.
+
+    A thread of its own waits for the signal and writes while it holds the interpreter's lock. `faulthandler.register`
+    writes in the midst of whatever runs, and has ended a busy daemon in a segmentation fault.
+    """
     try:
         file = os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
     except OSError as error:
         raise cannot_write(error, path) from None
+    number, ended = signal.SIGUSR1, threading.Event()
+
+    def write(*_: object) -> None:
+        with suppress(OSError, ValueError):  # a full disk
+            faulthandler.dump_traceback(file, all_threads=True)
+
+    def wait() -> None:
+        while True:
+            signal.sigwait({number})
+            if ended.is_set():
+                return
+            write()
+
+    waits = threading.Thread(target=wait, name="omlxd-stacks", daemon=True)
     with file:
-        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+        signal.signal(number, write)  # a thread that was there before may get it, and has this one write
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        waits.start()
         try:
             yield
         finally:
-            faulthandler.unregister(signal.SIGUSR1)
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its default would end the process
+            ended.set()
+            signal.pthread_kill(waits.ident or 0, number)
+            waits.join()
+            signal.signal(number, signal.SIG_IGN)  # its default would end the process
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
 
 def _has_terminal() -> bool:

@@ -298,6 +298,10 @@ def test_sigusr1_writes_down_every_thread_s_stack_and_the_daemon_goes_on(home: P
     while not ("__main__.py" in text and text.count("hread 0x") >= 2):  # the event loop's and the engine's
         assert ask(process.socket, "GET", "/v1/control/status").status == 200
         text = stacks.read_text()
+    for _ in range(50):  # in the midst of whatever it does
+        for _ in range(50):
+            process.popen.send_signal(signal.SIGUSR1)
+        assert ask(process.socket, "GET", "/v1/control/status").status == 200
     process.popen.terminate()
     assert process.wait() == 0
 

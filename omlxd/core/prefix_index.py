@@ -20,7 +20,8 @@ LEAST_TOKENS: Final = 32
 """Shorter prompts are not kept: they are run faster."""
 FEWEST_TOKENS: Final = 4
 COPY_S: Final = 0.01
-"""What a prompt's own copy of a kept beginning is taken to cost: a block of each layer, evaluated one by one."""
+"""What a prompt's own copy of a kept beginning is taken to cost: a block of each layer, evaluated one by one
+(0.3 ms for 2 small layers and 26 ms for 36 large ones, measured on two cores)."""
 
 _TOKEN_BYTES: Final = array("I").itemsize
 

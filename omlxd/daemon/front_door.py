@@ -88,6 +88,7 @@ class FrontDoor:
         send = body.lingering(send)
         try:
             _check_header(scope)
+            _check_framing(scope)
             if over_tcp:
                 if (origin := self._allowed_origin(scope)) is not None:
                     send = _telling_the_browser(send, origin)
@@ -230,6 +231,10 @@ def _check_header(scope: Scope) -> None:
     line_bytes = len(scope["path"]) + len(scope["query_string"])
     if line_bytes + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         raise InvalidRequest(f"the header is longer than {MAX_HEADER_BYTES} bytes")
+
+
+def _check_framing(scope: Scope) -> None:
+    """Whether the body is what its bytes say, and where it ends is said once."""
     if (_header(scope, b"content-encoding") or "identity").strip().lower() != "identity":
         raise CodedBody("the body is compressed or otherwise encoded", hint="send it plain, without `Content-Encoding`")
     if _header(scope, b"transfer-encoding") is not None and _header(scope, b"content-length") is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from omlxd.core.errors import DoesNotFit, OmlxError
+from omlxd.core.errors import DoesNotFit
 from omlxd.core.saved_state import SavedPin
 from omlxd.core.units import format_bytes
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.sizes import weights_of
 
 
 async def pin(daemon: Daemon, name: str, *, force: bool = False) -> tuple[str, ...]:
@@ -45,29 +44,6 @@ async def require_room_for(daemon: Daemon, pinned: list[EnginePoolEntry], soft_b
             hint="unpin a model or raise the limit; `--force` does it all the same",
             details={"pinned_bytes": total_bytes, "limit_bytes": soft_bytes, "pinned": [each.name for each in pinned]},
         )
-
-
-async def weights_of(daemon: Daemon, entry: EnginePoolEntry) -> int:
-    """Its weights in bytes, measured or predicted from its files; 0 when the files cannot be read."""
-    if entry.weights_bytes is None:
-        await look_at(daemon, entry)
-    return entry.weights_bytes or 0
-
-
-async def look_at(daemon: Daemon, entry: EnginePoolEntry) -> None:
-    """Fill in what its files say and no load has said yet; nothing where they cannot be read."""
-    settings = entry.settings
-    try:
-        files = await asyncio.to_thread(daemon.pool.read_folder, settings)
-    except OmlxError:
-        return
-    if entry.settings is not settings:
-        return  # it has become another model meanwhile
-    if entry.weights_bytes is None:
-        entry.weights_bytes = files.weights_bytes
-    if entry.context_length is None:
-        bounds = [each for each in (settings.max_context, files.context_length) if each]
-        entry.context_length = min(bounds, default=None)
 
 
 async def _save(daemon: Daemon, entry: EnginePoolEntry) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ from omlxd.daemon.manifest_source import placed
 from omlxd.daemon.pinning import require_room_for
 from omlxd.daemon.quiet_file import until_quiet
 from omlxd.daemon.refusals import shutting_down
-from omlxd.daemon.starting import enforcer_settings, know_sizes, load_these, pin_problems, recall
+from omlxd.daemon.sizes import know_sizes
+from omlxd.daemon.starting import enforcer_settings, load_these, pin_problems, recall
 from omlxd.daemon.succession import Succession
 from omlxd.daemon.watchers import Watchers
 

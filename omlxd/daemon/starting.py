@@ -25,9 +25,9 @@ from omlxd.daemon.machine import find_machine
 from omlxd.daemon.manifest_source import placed
 from omlxd.daemon.memory_history import MemoryHistory
 from omlxd.daemon.monitor import MemoryMonitor
-from omlxd.daemon.pinning import look_at, weights_of
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.restoring import keep_what_is_loaded, wanted_first
+from omlxd.daemon.sizes import know_sizes, weights_of
 from omlxd.daemon.state_file import StateFile
 from omlxd.engine.protocol import Engine
 
@@ -74,13 +74,6 @@ async def load_first(daemon: Daemon) -> None:
     wanted = wanted_first(daemon)  # before the first load, which writes down anew what is loaded
     await know_sizes(daemon)
     await load_these(daemon, wanted)
-
-
-async def know_sizes(daemon: Daemon) -> None:
-    """Look into the folders of the models that nobody has looked at yet, so that `status` and `models` show them."""
-    for entry in tuple(daemon.pool.entries.values()):
-        if entry.weights_bytes is None or (entry.measured and entry.context_length is None):  # recalled, not loaded
-            await look_at(daemon, entry)
 
 
 async def load_these(daemon: Daemon, entries: Iterable[EnginePoolEntry]) -> None:

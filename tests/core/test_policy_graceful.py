@@ -219,11 +219,11 @@ RUNGS: dict[str, tuple[Snapshot, Limits, Action | None, Outcome]] = {
         Unload("b"),
         Outcome.ACT,
     ),
-    "5 what stands in the engine's line is neither parked nor the oldest that runs": (
-        at(405, busy("a", standing(1), request(2), request(3), standing(4))),
+    "5 what stands in the engine's line does not take the place of the oldest that runs": (
+        wanting(at(405, busy("a", standing(1), request(2)))),
         SOFT,
-        Park("a", "r3"),
-        Outcome.ACT,
+        None,
+        Outcome.UNACCOUNTED,
     ),
     "4b a model whose requests all wait goes before a running request": (
         at(450, busy("a", request(1), request(2)), busy("b", waiting=2)),

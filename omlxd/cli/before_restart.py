@@ -47,8 +47,7 @@ def require_startable(
             others = {key: value for key, value in before.items() if key != "max_memory"}
             soft_bytes = _soft_bytes(manifest, saved, options.over(others))
         _check_pins(manifest, saved, soft_bytes)
-        if manifest.api.address is not None:
-            api_key_of(manifest.api, environment)
+        api_key_of(manifest.api, environment)
     except (ManifestInvalid, InvalidRequest, StartFailed) as error:
         error.hint = f"{error.hint}; {KEPT}" if error.hint else KEPT
         raise

@@ -152,8 +152,7 @@ def _key_missing(manifest: Manifest) -> StartFailed | None:
     from omlxd.daemon.api_key import api_key_of
 
     try:
-        if manifest.api.address is not None:
-            api_key_of(manifest.api)
+        api_key_of(manifest.api)
     except StartFailed as error:
         return error
     return None

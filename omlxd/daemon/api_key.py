@@ -23,11 +23,14 @@ def is_api_key(text: str) -> bool:
 
 
 def api_key_of(settings: ApiSettings, environment: Mapping[str, str] | None = None) -> str | None:
-    """The key in force, None when none is asked for; the environment's comes before the file's and the manifest's.
+    """The key in force, None when none is asked for or TCP is off; the environment's comes before the file's and the
+    manifest's.
 
     Raises:
         StartFailed: the variable or the file holds no key; what they hold is in no message.
     """
+    if settings.address is None:
+        return None
     if given := (os.environ if environment is None else environment).get(KEY_VARIABLE):
         if not is_api_key(given):
             raise StartFailed(f"`{KEY_VARIABLE}` is not a key", hint=f"make it {KEY_RULE}")

@@ -52,6 +52,11 @@ def test_a_file_that_is_missing_and_a_bad_variable_are_told(tmp_path: Path) -> N
         api_key_of(ApiSettings(), {KEY_VARIABLE: "secret one"})
 
 
+def test_nobody_asks_for_a_key_where_nothing_listens_on_tcp(tmp_path: Path) -> None:
+    off = ApiSettings(listen="off", api_key_file=str(tmp_path / "nowhere"))
+    assert api_key_of(off, {KEY_VARIABLE: "bad one"}) is None
+
+
 def test_a_file_is_looked_for_beside_the_manifest() -> None:
     assert parse_manifest("[api]\napi_key_file = 'api.key'", "/m/omlxd.toml").api.api_key_file == "/m/api.key"
 

@@ -14,6 +14,7 @@ from hypothesis import settings
 from omlxd.engine.demo_models import ensure_smollm2, make_tiny
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what the tests start compiles once and not each time, for 0.4 s
+os.environ.setdefault("OMLXD_BLAS", "bundled")  # the same sums everywhere: `test_blas` tests the other
 settings.register_profile("omlxd", deadline=None)  # a busy machine is slow, not wrong
 settings.load_profile("omlxd")
 

@@ -21,6 +21,8 @@ QUIET_S: Final = 1.0
 """How long after the last decode step nobody is taken to come soon."""
 PATIENCE_S: Final = 0.5
 """How long the oldest prompt and the load stand still for others."""
+HOLD_S: Final = 0.5
+"""How long answers stand still, and for at most half of the time, while short prompts are read that join them."""
 LOAD_YIELDS_S: Final = 2.0
 """A load ranks behind prompts that need up to so much longer: those who wait for it wait anyway."""
 
@@ -75,6 +77,40 @@ def next_turn(waiting: Sequence[Waiting], quiet_s: float) -> Turn | None:
     # Prompts that come after this one by rank would wait for it whatever its steps are.
     delays_somebody = quiet_s < QUIET_S or index != nearest or (waiting[index].is_load and len(waiting) > 1)
     return Turn(index, STEP_S if delays_somebody else LONE_STEP_S)
+
+
+class Hold:
+    """Whether the answers of a model stand still until the short prompts that came together are read.
+
+    A request that joins a decode batch copies the rows of all others, and so it does when it leaves; and a step of few
+    rows costs the same as one of many, wherever reading the weights is what takes the time. So prompts that are read
+    soon join at once. Each is told its first token as soon as it has it; those who wait for their next one have had as
+    much time before as they lose, and do again afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._free_s = float("-inf")
+
+    def may_go_on(self, joining: int, left_s: float, now_s: float) -> bool:
+        """Whether it is worth it to wait for the next one that joins, and those who wait have the patience.
+
+        Args:
+            joining: prompts that wait, and requests that are read and have not joined the batch.
+            left_s: seconds until the next of the prompts is read; infinite when none waits.
+            now_s: monotonic seconds.
+        """
+        since_s = now_s if self._since_s is None else self._since_s
+        return joining > 1 and now_s >= self._free_s and now_s + left_s - since_s <= HOLD_S
+
+    def goes_on(self, joining: int, left_s: float, now_s: float) -> bool:
+        """The same, and from now on nobody of the model decodes, or everybody does."""
+        goes_on = self.may_go_on(joining, left_s, now_s)
+        if goes_on and self._since_s is None:
+            self._since_s = now_s
+        if not goes_on and self._since_s is not None:
+            self._free_s, self._since_s = now_s + (now_s - self._since_s), None
+        return goes_on
 
 
 def chunk_tokens(granted_tokens: int, time: StepTime, budget_s: float) -> int:

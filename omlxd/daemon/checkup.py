@@ -36,6 +36,7 @@ from omlxd.daemon.machine import find_machine
 from omlxd.daemon.manifest_file import read_manifest
 from omlxd.daemon.model_check import check_models
 from omlxd.daemon.sockets import bind_tcp, written
+from omlxd.engine import blas
 from omlxd.engine.backends import detect_backend
 from omlxd.engine.orders import MIB
 
@@ -52,7 +53,17 @@ def check_installation() -> tuple[list[Finding], Machine]:
         return [*found, wrong("backend", error.message, error.hint or "install MLX")], find_machine()
     except Exception as error:  # a driver that does not answer is a finding and no end of the examination
         return [*found, wrong("backend", f"it does not answer ({error})", "look at the driver")], find_machine()
-    return [*found, well("backend", backend.name), judge_device(machine, wired_bytes)], machine
+    found += [well("backend", backend.name), *([_blas()] if backend.name == "cpu" else [])]
+    return [*found, judge_device(machine, wired_bytes)], machine
+
+
+def _blas() -> Finding:
+    if not blas.is_wanted():
+        return well("blas", f"MLX's own, by {blas.VARIABLE}")
+    if blas.has_openblas():
+        return well("blas", "the system's OpenBLAS")
+    found = "MLX's own, on one core: float32 models are several times slower than with OpenBLAS"
+    return warning("blas", found, "install it (Debian, Ubuntu: `apt install libopenblas0-pthread`)")
 
 
 def check_manifest(

@@ -74,12 +74,12 @@ class PlanExecutor:
         )
 
     def steps(self) -> Iterator[None]:
-        """One round: a decode step of everybody, then one turn of a prompt or the load.
+        """One round: a decode step of everybody whom no hold stops, then one turn of a prompt or the load.
 
         Yields after each step, when the caller may stop the round.
         """
         decoding = [model for model in self._models.values() if model.decoding and self._is_granted(model)]
-        for model in decoding:
+        for model in [model for model in decoding if not self._pace.holds(model, self._clock())]:
             self._leave_room()
             self._decode(model)
             yield
@@ -296,7 +296,11 @@ class PlanExecutor:
         began_s, live = self._clock(), self._gauges.active_bytes()
         try:
             request = model.prefill_step(
-                turn.request, turn.chunk_tokens, self.report.token, least_reused=turn.least_reused
+                turn.request,
+                turn.chunk_tokens,
+                self.report.token,
+                least_reused=turn.least_reused,
+                alone=self._pace.holds_after(model, turn.request, began_s),
             )
         except Exception as error:
             self._step_failed(model, "prefill", error, {head})

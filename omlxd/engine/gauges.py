@@ -16,11 +16,13 @@ import psutil
 
 from omlxd.core.memory import MemoryReading
 from omlxd.engine.backends import Backend
+from omlxd.engine.glibc import trim_heap
 from omlxd.engine.orders import MIB, EngineLimits
 
 SETTLE_S = 2.0
 SAMPLE_S = 1.0
 SAMPLES = 3
+HEAP_BYTES = 32 * MIB  # of freed pieces that the C library may keep: getting its pages anew costs time
 CACHE_CEILING_BYTES = 1024 * MIB
 CACHE_STEP_BYTES = MIB  # the cache's limit before a step is a multiple of it, so that it seldom changes
 
@@ -43,6 +45,7 @@ class Gauges:
         self._sampled_at = float("-inf")
         self._default_cache_limit = self._cache_room_bytes = 0
         self._cache_limit_bytes = -1  # nothing told yet
+        self._beside_bytes = 0  # what was left beside MLX when the heap was given back last
         self._system: tuple[float, int, int] = (-1.0, 0, 0)
         self._footprint_bytes = 0
 
@@ -129,26 +132,37 @@ class Gauges:
     def read(self, *, at_rest: bool) -> MemoryReading:
         """A reading now; at rest it also samples the overhead, when that is due."""
         active, cache = self.active_bytes(), self.cache_bytes()
-        try:
-            self._footprint_bytes = self.backend.footprint_bytes()
-        except OSError:
-            pass  # no file may be opened to ask in: what was seen last counts
-        footprint = self._footprint_bytes
+        self._read_footprint()
         if at_rest and self.sample_due:
             self._sampled_at = self._clock()
-            overhead = max(0, footprint - cache - active - self.base_bytes - self.backend.slack_bytes)
+            self._trim_heap(active + cache + self.base_bytes)
+            overhead = max(0, self._footprint_bytes - cache - active - self.base_bytes - self.backend.slack_bytes)
             self._overheads = (*self._overheads[1:], overhead)
         total, available = self._system_memory()
         return MemoryReading(
             active_bytes=active,
             cache_bytes=cache,
-            footprint_bytes=footprint,
+            footprint_bytes=self._footprint_bytes,
             base_bytes=self.base_bytes,
             overhead_bytes=min(self._overheads),
             system_total_bytes=total,
             system_available_bytes=available,
             at_rest=at_rest,
         )
+
+    def _read_footprint(self) -> None:
+        try:
+            self._footprint_bytes = self.backend.footprint_bytes()
+        except OSError:
+            pass  # no file may be opened to ask in: what was seen last counts
+
+    def _trim_heap(self, known_bytes: int) -> None:
+        """On the CPU, MLX's buffers come from the C library: when it has kept too many, it gives them back."""
+        if self.backend.name != "cpu" or self._footprint_bytes - known_bytes <= self._beside_bytes + HEAP_BYTES:
+            return
+        trim_heap()
+        self._read_footprint()
+        self._beside_bytes = max(0, self._footprint_bytes - known_bytes)
 
     def _system_memory(self) -> tuple[int, int]:
         # 100 us a call on Linux: a reading after each step should not pay for it each time.

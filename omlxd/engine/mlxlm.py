@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omlxd.engine.blas import adopt_openblas
 from omlxd.engine.patient_reading import patiently
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _importing = threading.Lock()  # the engine's thread, and a thread that reads a 
 
 
 def import_libraries() -> None:
-    """Import MLX and mlx-lm (1 to 2 s) and keep the process's limit of open files.
+    """Import MLX and mlx-lm (1 to 2 s), with OpenBLAS if there is one, and keep the process's limit of open files.
 
     mlx-lm sets RLIMIT_NOFILE to (2048, 4096) on import; the lowered hard limit could not be raised again by a
     user's process, so the call is suppressed while it is imported. What the libraries made stays for good, so the
@@ -38,6 +39,7 @@ def import_libraries() -> None:
     with _importing:
         if "mlx_lm.utils" in sys.modules:
             return
+        adopt_openblas()
         set_rlimit = resource.setrlimit
         resource.setrlimit = lambda *_: None
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from omlxd.core.prefix_index import worth_copying
 from omlxd.core.step_time import UNKNOWN, StepTime, step_time
-from omlxd.core.turns import UNKNOWN_BYTES_PER_S, Waiting, chunk_tokens, next_turn, slice_bytes
+from omlxd.core.turns import UNKNOWN_BYTES_PER_S, Hold, Waiting, chunk_tokens, next_turn, slice_bytes
 from omlxd.engine.loader import SlicedLoad
 from omlxd.engine.resident import ResidentModel
 from omlxd.engine.running import Running
@@ -46,6 +47,7 @@ class Pace:
     def __init__(self) -> None:
         self._steps: dict[str, deque[tuple[int, float]]] = {}
         self._times: dict[str, StepTime] = {}
+        self._holds: dict[str, Hold] = {}
         self._bytes_per_s: float | None = None
         self._decoded_s = 0.0
 
@@ -69,6 +71,17 @@ class Pace:
         size = chunk_tokens(granted, time, turn.budget_s)
         return PromptTurn(model, request, size, worth_copying(time.token_s))
 
+    def holds(self, model: ResidentModel, now_s: float) -> bool:
+        """Whether the model's answers stand still until prompts that are read soon can join them, by `core.turns`."""
+        left_s = self._next_read_s(model, model.prompts)
+        return self._hold(model).goes_on(len(model.prompts) + model.unjoined, left_s, now_s)
+
+    def holds_after(self, model: ResidentModel, request: Running, now_s: float) -> bool:
+        """Whether they would, or this request would, once its prompt is read."""
+        left_s = self._left_s(model, request)
+        left_s += self._next_read_s(model, [other for other in model.prompts if other is not request])
+        return self._hold(model).may_go_on(len(model.prompts) + model.unjoined, left_s, now_s)
+
     def decoded(self, now_s: float) -> None:
         """Answers got their tokens."""
         self._decoded_s = now_s
@@ -87,6 +100,16 @@ class Pace:
             self._bytes_per_s = ((self._bytes_per_s or seen) + seen) / 2
 
     def _waiting(self, model: ResidentModel, request: Running, now_s: float) -> Waiting:
+        return Waiting(self._left_s(model, request), now_s - request.moved_s)
+
+    def _left_s(self, model: ResidentModel, request: Running) -> float:
         time = self._times.get(model.name, UNKNOWN)
-        left_s = time.in_chunks(request.left_tokens, model.granted_chunk_tokens(request))
-        return Waiting(left_s, now_s - request.moved_s)
+        return time.in_chunks(request.left_tokens, model.granted_chunk_tokens(request))
+
+    def _next_read_s(self, model: ResidentModel, prompts: Sequence[Running]) -> float:
+        if not model.shares_batch:
+            return math.inf
+        return min((self._left_s(model, request) for request in prompts), default=math.inf)
+
+    def _hold(self, model: ResidentModel) -> Hold:
+        return self._holds.setdefault(model.name, Hold())

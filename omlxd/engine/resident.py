@@ -56,6 +56,7 @@ class ResidentModel:
         self._lone: dict[str, tuple[Running, decode_lanes.LoneDecode]] = {}
         self._rows: dict[int, Running] = {}
         self._batch: decode_lanes.DecodeBatch | None = None
+        self._shares_batch: bool | None = None  # not known before a request comes
 
     def obey(self, limits: EngineLimits) -> None:
         """New limits, before the next step (R5)."""
@@ -87,6 +88,18 @@ class ResidentModel:
         return bool(self._lone or self._rows)
 
     @property
+    def shares_batch(self) -> bool:
+        """Whether its requests decode together, with the caches that this model has."""
+        if self._shares_batch is None:
+            self._shares_batch = kv_caches.is_mergeable(kv_caches.make_cache(self._module))
+        return self._shares_batch
+
+    @property
+    def unjoined(self) -> int:
+        """Requests that are told their first token and wait for others to join the batch with them."""
+        return sum(lane.told for _, lane in self._lone.values())
+
+    @property
     def length_tokens(self) -> int:
         """Tokens of the longest request that decodes, which the whole batch is padded to; 0 when none does."""
         lone = [request for request, _ in self._lone.values()]
@@ -115,14 +128,18 @@ class ResidentModel:
         total += sum(kv_caches.cache_bytes(lane.cache) for _, lane in self._lone.values())
         return total + (self._batch.nbytes if self._batch else 0)
 
-    def prefill_step(self, request: Running, chunk_tokens: int, take: Take, *, least_reused: int) -> Running | None:
+    def prefill_step(
+        self, request: Running, chunk_tokens: int, take: Take, *, least_reused: int, alone: bool = False
+    ) -> Running | None:
         """Run the next chunk of this prompt.
 
         Args:
             request: one of `prompts`.
             chunk_tokens: at most so many tokens.
-            take: receives the token of a request that moves into the batch on this occasion.
+            take: receives tokens that are known on this occasion: of a request that moves into the batch, or the first
+                of this one.
             least_reused: fewer kept tokens are run again.
+            alone: once it is read it does not join the others yet, but is told its first token.
 
         Returns:
             The request, None when the prompt went bare into the batch, with others.
@@ -147,11 +164,16 @@ class ResidentModel:
         if request.prefilled == len(tokens) - 1:
             self._begun.remove(request)
             request.prefilled = len(tokens)
-            self._join(request, take)
+            if alone:
+                self._stand_by(request, take)
+            else:
+                self._join(request, take)
         return request
 
     def decode_step(self, take: Take) -> None:
-        """One token for everybody who decodes."""
+        """One token for everybody who decodes; those who can share the batch join it first."""
+        if self._rows or len(self._lone) > 1:
+            self._gather_lone(take)
         for request, lane in list(self._lone.values()):
             self.in_step = {request.order.request}
             if not take(request, lane.step()):
@@ -228,7 +250,7 @@ class ResidentModel:
             if self._reusable(request):
                 break
             group.append(request)
-        if len(group) < 2 or not kv_caches.is_mergeable(kv_caches.make_cache(self._module)):
+        if len(group) < 2 or not self.shares_batch:
             return False
         batch = self._open_batch()
         for request in group:
@@ -250,28 +272,38 @@ class ResidentModel:
         shared = request.order.shared_tokens if self._prefixes.enabled else 0
         return shared if request.prefilled < shared < end else end
 
+    def _stand_by(self, request: Running, take: Take) -> None:
+        """Tell a request its first token and let it wait for those that join the batch with it."""
+        lane = self._decode_alone(request)
+        if not take(request, lane.tell()):
+            self._end_lone(request, lane)
+
     def _join(self, request: Running, take: Take) -> None:
         mergeable = kv_caches.is_mergeable(request.cache)
-        last, cache = request.tokens[-1], request.cache
-        request.cache = []
         if mergeable:
             self._gather_lone(take)
         if not mergeable or not (self._rows or self._batch):
-            lane = decode_lanes.LoneDecode(self._module, cache, last, request.sampler)
-            self._lone[request.order.request] = (request, lane)
+            self._decode_alone(request)
             return
-        batch = self._open_batch()
-        request.uid = batch.insert([last], request.sampler, cache, request.tokens[:-1])
+        cache, request.cache = request.cache, []
+        request.uid = self._open_batch().insert([request.tokens[-1]], request.sampler, cache, request.tokens[:-1])
         self._rows[request.uid] = request
 
+    def _decode_alone(self, request: Running) -> decode_lanes.LoneDecode:
+        cache, request.cache = request.cache, []
+        lane = decode_lanes.LoneDecode(self._module, cache, request.tokens[-1], request.sampler)
+        self._lone[request.order.request] = (request, lane)
+        return lane
+
     def _gather_lone(self, take: Take) -> None:
-        """Move the lone request, if it can share, into the batch; its token in flight is delivered on the way."""
+        """Move the lone requests that can share into the batch; a token in flight is delivered on the way."""
         for name, (request, lane) in list(self._lone.items()):
             if not kv_caches.is_mergeable(lane.cache):
                 continue
             del self._lone[name]
+            told = lane.told
             token, cache = lane.leave()
-            if take(request, token):
+            if told or take(request, token):
                 request.uid = self._open_batch().insert([token], request.sampler, cache)
                 self._rows[request.uid] = request
             else:  # its last token was not run
@@ -292,9 +324,9 @@ class ResidentModel:
         return self._batch
 
     def _end_lone(self, request: Running, lane: decode_lanes.LoneDecode) -> None:
-        cache = lane.cache
+        cache, run = lane.cache, request.history[:-1] if lane.told else request.history
         self._drop_lone(request.order.request)
-        self._keep(request, request.history, partial(list, cache))
+        self._keep(request, run, partial(list, cache))
 
     def _drop_lone(self, request: str) -> None:
         running, lane = self._lone.pop(request)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from omlxd.core.step_time import UNKNOWN, StepTime
 from omlxd.core.turns import (
+    HOLD_S,
     LEAST_TOKENS,
     LONE_STEP_S,
     MOST_SLICE_BYTES,
@@ -17,6 +18,7 @@ from omlxd.core.turns import (
     QUIET_S,
     STEP_S,
     WORTH_MORE,
+    Hold,
     Waiting,
     chunk_tokens,
     next_turn,
@@ -201,3 +203,38 @@ def test_a_long_prompt_gets_on_beside_short_ones_that_never_end() -> None:
         if turn.index == 0:
             steps, moved_s = steps + 1, now_s
     assert 100 <= steps <= 120  # a step each time its patience ends, and no more
+
+
+@pytest.mark.parametrize(
+    ("joining", "left_s", "holds"),
+    [
+        pytest.param(2, 0.1, True, id="the next prompt is read soon"),
+        pytest.param(8, HOLD_S, True, id="just in time"),
+        pytest.param(8, HOLD_S * 1.01, False, id="not in time"),
+        pytest.param(1, 0.0, False, id="nobody joins with it"),
+        pytest.param(2, float("inf"), False, id="all are read"),
+    ],
+)
+def test_whether_answers_stand_still_for_those_that_join(joining: int, left_s: float, holds: bool) -> None:
+    assert Hold().may_go_on(joining, left_s, 100.0) is holds
+    assert Hold().goes_on(joining, left_s, 100.0) is holds
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 1), st.floats(0.001, 0.2)), max_size=60))
+def test_answers_never_stand_still_for_longer_than_the_hold_or_than_they_have_decoded(
+    rounds: list[tuple[int, float, float]],
+) -> None:
+    """Whatever comes and however long each round takes: a hold is judged by estimates, which the last step may pass."""
+    hold, now_s, held_s, decoded_s, last_hold_s = Hold(), 0.0, 0.0, float("inf"), 0.0
+    for joining, left_s, took_s in rounds:
+        if hold.goes_on(joining, left_s, now_s):
+            if held_s == 0.0:
+                assert decoded_s >= last_hold_s * 0.999
+            assert held_s <= HOLD_S
+            held_s += took_s
+            decoded_s = 0.0
+        else:
+            if held_s:
+                last_hold_s, held_s = held_s, 0.0
+            decoded_s += took_s
+        now_s += took_s

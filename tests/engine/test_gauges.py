@@ -16,7 +16,7 @@ from omlxd.core.snapshot import EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
 from omlxd.engine import backends
 from omlxd.engine.backends import CPU_SLACK_BYTES, CUDA_SLACK_BYTES, CudaBackend, MetalBackend, phys_footprint_of
-from omlxd.engine.gauges import CACHE_CEILING_BYTES, SAMPLE_S, SAMPLES, SETTLE_S, Gauges
+from omlxd.engine.gauges import CACHE_CEILING_BYTES, HEAP_BYTES, SAMPLE_S, SAMPLES, SETTLE_S, Gauges
 from omlxd.engine.orders import MIB, EngineLimits
 
 GIB = 1024 * MIB
@@ -112,6 +112,36 @@ def test_overhead_is_what_the_footprint_shows_beyond_base_active_cache_and_slack
 def test_the_figures_of_nvml_lie_within_the_slack_of_cuda() -> None:
     backend, now = RecordedBackend("cuda", CUDA_SLACK_BYTES, footprint=8 * GIB + 2_800_000_000), [10.0]
     assert settled(gauges(backend, RecordedMlx(active=8 * GIB), now, base=0), now).overhead_bytes == 0
+
+
+def test_what_the_heap_has_kept_is_given_back_and_what_stays_is_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, now, trimmed = RecordedBackend(footprint=80 * MIB + HEAP_BYTES), [10.0], []
+    made = gauges(backend, RecordedMlx(), now)
+
+    def trim() -> None:
+        trimmed.append(backend.footprint)
+        backend.footprint -= HEAP_BYTES
+
+    monkeypatch.setattr("omlxd.engine.gauges.trim_heap", trim)
+    settled(made, now)
+    assert not trimmed, "so much may stay"
+    backend.footprint += 200 * MIB  # somebody else's, for good
+    assert settled(made, now).footprint_bytes == 80 * MIB + 200 * MIB
+    backend.footprint += HEAP_BYTES
+    settled(made, now)
+    assert len(trimmed) == 1
+    backend.footprint += 1
+    settled(made, now)
+    assert len(trimmed) == 2
+
+
+@pytest.mark.parametrize("name", ["metal", "cuda"])
+def test_where_buffers_do_not_come_from_the_heap_it_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr("omlxd.engine.gauges.trim_heap", lambda: pytest.fail("not here"))
+    settled(gauges(RecordedBackend(name, footprint=3 * GIB), RecordedMlx(), now), now)
 
 
 def test_a_lagging_footprint_is_not_believed_after_a_load_or_an_unload() -> None:

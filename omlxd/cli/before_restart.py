@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from omlxd.cli.process import StartOptions
@@ -17,20 +18,26 @@ KEPT: Final = "the daemon that runs was left as it is"
 
 
 def require_startable(
-    home: Home, options: StartOptions, before: Mapping[str, str], environment: Mapping[str, str] | None = None
+    home: Home,
+    options: StartOptions,
+    before: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    listening: str | None = None,
 ) -> None:
-    """Look at the manifest, its limits and pins on this machine, and the API's key.
+    """Look at the manifest, its limits and pins on this machine, the API's key, and its port if that is another.
 
     Args:
         home: of the daemon.
         options: what the command line says now, and which manifest.
         before: the command line of the daemon that runs, which holds where `options` say nothing.
         environment: where the key may be; by default this process's own, which a daemon inherits.
+        listening: where the API of the daemon that runs is, as `host:port`.
 
     Raises:
         ManifestInvalid: the manifest has problems, or its limits or pins contradict each other or this machine.
         InvalidRequest: the command line's limits do.
-        StartFailed: there is no key where the manifest or the environment names one.
+        StartFailed: there is no key where the manifest or the environment names one, or the port is taken.
     """
     from omlxd.daemon.api_key import api_key_of  # the daemon's own checks: 0.4 s that no other command needs
     from omlxd.daemon.manifest_file import read_manifest
@@ -48,9 +55,19 @@ def require_startable(
             soft_bytes = _soft_bytes(manifest, saved, options.over(others))
         _check_pins(manifest, saved, soft_bytes)
         api_key_of(manifest.api, environment)
+        _check_port(manifest, listening)
     except (ManifestInvalid, InvalidRequest, StartFailed) as error:
         error.hint = f"{error.hint}; {KEPT}" if error.hint else KEPT
         raise
+
+
+def _check_port(manifest: Manifest, listening: str | None) -> None:
+    """Whether somebody else has it; what the daemon that runs has, it gives back."""
+    from omlxd.daemon.sockets import bind_tcp
+
+    address = manifest.api.address
+    if address is not None and str(address.port) != (listening or "").rpartition(":")[2]:
+        bind_tcp(address, manifest=Path(manifest.path)).close()
 
 
 def _soft_bytes(manifest: Manifest, saved: SavedState, options: StartOptions) -> int:

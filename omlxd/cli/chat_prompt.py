@@ -126,12 +126,12 @@ def _shorten(home: Home) -> None:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """What is typed while an answer streams is not mixed into it; it waits for the next prompt."""
+    """What is typed while an answer streams is not mixed into it; it waits for the next prompt, Ctrl-D as well."""
     import termios
 
     try:
         before: list[Any] = termios.tcgetattr(sys.stdin)
-        silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        silent = [*before[:3], before[3] & ~(termios.ECHO | termios.ICANON), *before[4:]]
         termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
     except (termios.error, OSError, ValueError):
         yield  # not a terminal that can be told

@@ -99,7 +99,8 @@ def restart(
         if service is not None:
             _require_no_options(service, options)
         before = {**_start_of_the_last(home), **({"manifest": path} if (path := status.get("manifest")) else {})}
-        require_startable(home, options, before, None if service is None else {})  # it has an environment of its own
+        environment: dict[str, str] | None = None if service is None else {}  # a service has one of its own
+        require_startable(home, options, before, environment, listening=status.get("api"))
         stopped = _stop(home, client, now=now, restart={"restart": True, "force": True} if force else {"restart": True})
         options = options.over(stopped.options)
         output.note(f"omlxd stopped (pid {stopped.pid})")

@@ -45,7 +45,10 @@ def _applied(client: Client, asked: Mapping[str, Any], *, json: bool) -> dict[st
     try:
         for line in client.ndjson("POST", PATH, asked):
             if "result" in line:
-                return dict(line["result"])
+                done = dict(line["result"])
+                if not json:
+                    _show_effect(done)
+                return done
             if "error" in line:
                 raise from_json(line["error"])
             if not json and "applied" in line:
@@ -67,6 +70,15 @@ def _show(done: Mapping[str, Any]) -> None:
     if done["pending"]:
         names = ", ".join(f"`{name}`" for name in done["pending"])
         output.note(f"{names}: done when the requests have ended")
+
+
+def _show_effect(done: Mapping[str, Any]) -> None:
+    """The models that came for it, and those that went for them; what was said already is not said again."""
+    for name in done.get("loaded", ()):
+        output.note(f"loaded `{name}`")
+    for name in done.get("unloaded", ()):
+        if name not in (*done["evicted"], *done["removed"]):
+            output.note(f"unloaded `{name}`")
 
 
 def _summary(done: Mapping[str, Any]) -> str:

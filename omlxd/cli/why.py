@@ -101,6 +101,8 @@ class _Inquiry:
             if number_ or text:
                 output.data()
             self._explain(decision)
+        if story.decisions and story.run.ago and self._runs_ago is None:
+            output.note(f"nothing has had to give way since: this is of {_runs_before(story.run.ago)}")
 
     def decision(self, decision: str) -> None:
         story = self._search(lambda log: stories.of_decision(log, decision, self._runs_ago))
@@ -161,7 +163,7 @@ class _Inquiry:
     def _note_run(self, story: Story, name: str) -> None:
         """Ids begin anew with each run: say which one this was when it was not the newest."""
         if story.run.ago and self._runs_ago is None:
-            output.note(f"`{name}` is of an earlier run of the daemon ({story.run.ago} before the newest)")
+            output.note(f"`{name}` is of {_runs_before(story.run.ago)}")
 
     def _search(self, look: Callable[[Log], Story]) -> Story:
         log = Log(self._home.log)
@@ -201,6 +203,10 @@ class _Inquiry:
                 "events": [record for _, record in reversed(story.events)],
             }
         )
+
+
+def _runs_before(ago: int) -> str:
+    return f"an earlier run of the daemon ({ago} before the newest)"
 
 
 def _nothing_on(what: str, hint: str) -> OmlxError:

@@ -12,7 +12,8 @@ def default_manifest_text() -> str:
 
 _TEXT: Final = """\
 # omlxd's manifest: the models, and how much memory they may have together.
-# A commented key shows its default. `omlxd check` checks this file, `man omlxd.toml` explains it.
+# A commented key shows its default, or an example where its comment says what holds without it.
+# `omlxd check` checks this file, `man omlxd.toml` explains it.
 
 [daemon]
 # What the models may use together: `auto`, a size (8G = 8 * 2**30 bytes, 8GB = 8 * 10**9 bytes),

@@ -92,7 +92,7 @@ def check_manifest(
     except OmlxError as error:
         return [wrong("manifest", error.message, error.hint or "`omlxd check`")], DaemonSettings()
     found = [well("manifest", manifest.path), _from(judge_limits(limits, machine), origin)]
-    return [*found, *_models(manifest, limits.soft_bytes), _api(manifest, running)], manifest.daemon
+    return [*found, *_models(manifest, saved, limits.soft_bytes), _api(manifest, running)], manifest.daemon
 
 
 def _limits(settings: DaemonSettings, machine: Machine, saved: SavedState) -> tuple[MemoryLimits, str | None]:
@@ -163,7 +163,7 @@ def _api(manifest: Manifest, running: bool) -> Finding:
     return well("api", f"{written(listen)}, {'with a key' if key else 'without a key'}")
 
 
-def _models(manifest: Manifest, soft_bytes: int) -> Iterator[Finding]:
+def _models(manifest: Manifest, saved: SavedState, soft_bytes: int) -> Iterator[Finding]:
     reports = check_models(manifest, soft_bytes)
     pinned_bytes = preloaded_bytes = 0
     for report in reports:
@@ -171,7 +171,7 @@ def _models(manifest: Manifest, soft_bytes: int) -> Iterator[Finding]:
         for problem in report.problems:
             what, _, remedy = problem.partition("; ")
             yield wrong("model", f"`{report.name}`: {what}", remedy or "`omlxd check`")
-        if settings.pin:
+        if saved.pinned(report.name, settings.pin):
             pinned_bytes += report.weights_bytes or 0
         elif settings.preload:
             preloaded_bytes += report.weights_bytes or 0

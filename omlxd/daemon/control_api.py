@@ -142,11 +142,12 @@ class _ControlApi:
         body, daemon = await read_body(request, ReloadBody), self._daemon
         if (reloader := daemon.reloader) is None:
             raise Busy("the daemon is starting", details={"retry_after_s": 1.0})
+        before = daemon.pool.roster.loaded_names
         done = {"manifest": daemon.manifest.path, **(await reloader.reload(force=body.force)).to_json()}
         if body.wait and NDJSON in request.headers.get("accept", ""):
-            return Stream(self._reloading(reloader, done), NDJSON)
+            return Stream(self._reloading(reloader, done, before), NDJSON)
         if body.wait:
-            await reloader.settled()
+            done |= await self._settled(reloader, before)
         return _answer(**done)
 
     async def stop(self, request: Request) -> Response:
@@ -176,11 +177,18 @@ class _ControlApi:
             async for each in stream:
                 yield _line(each)
 
-    async def _reloading(self, reloader: Reloader, done: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def _reloading(
+        self, reloader: Reloader, done: dict[str, Any], before: frozenset[str]
+    ) -> AsyncGenerator[bytes, None]:
         """A line with what was changed, and one when everything that it leads to has happened."""
         yield _line({"applied": done})
+        yield _line({"result": {"schema": SCHEMA, **done, **await self._settled(reloader, before)}})
+
+    async def _settled(self, reloader: Reloader, before: frozenset[str]) -> dict[str, list[str]]:
+        """Which models were loaded and unloaded until everything that a reload leads to had happened."""
         await reloader.settled()
-        yield _line({"result": {"schema": SCHEMA, **done}})
+        now = self._daemon.pool.roster.loaded_names
+        return {"loaded": sorted(now - before), "unloaded": sorted(before - now)}
 
     async def _progress(self, name: str, warnings: tuple[str, ...]) -> AsyncGenerator[bytes, None]:
         """Lines while it loads, then the result or the error; who stops reading leaves the load as it is."""

@@ -222,7 +222,8 @@ def _check_key(expected: str, authorization: str, key_alone: str) -> None:
     if not hmac.compare_digest(key.strip().encode("latin-1"), expected.encode()):
         raise KeyRefused(
             "the API key is missing or wrong",
-            hint="send `Authorization: Bearer KEY` with `api.api_key` of the manifest",
+            hint="send `Authorization: Bearer KEY` with the key that the daemon was given (`api.api_key`,"
+            " `api.api_key_file` or `OMLXD_API_KEY`)",
         )
 
 

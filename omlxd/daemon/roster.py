@@ -30,6 +30,11 @@ class Roster:
         self.entries: dict[str, EnginePoolEntry] = {}
         self._take({name: self._entry(name, _settings(name, source)) for name, source in models.items()})
 
+    @property
+    def loaded_names(self) -> frozenset[str]:
+        """The models whose weights are in memory now."""
+        return frozenset(name for name, entry in self.entries.items() if entry.loaded)
+
     def resolve(self, name_or_alias: str) -> EnginePoolEntry:
         """The entry of this name or alias; raises UnknownModel with the nearest name as the hint."""
         name = self._aliases.get(name_or_alias, name_or_alias)

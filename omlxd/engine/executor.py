@@ -31,6 +31,7 @@ from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.report import Report
 from omlxd.engine.resident import ResidentModel
+from omlxd.engine.running import Running
 from omlxd.engine.unloading import give_back
 from omlxd.engine.warm_codecs import WarmCodecs
 
@@ -294,26 +295,29 @@ class PlanExecutor:
         model, head, before = turn.model, turn.request.order.request, turn.request.prefilled
         self._gauges.reset_peak()
         began_s, live = self._clock(), self._gauges.active_bytes()
+        alone = self._pace.holds_after(model, turn.request, began_s)
         try:
             request = model.prefill_step(
-                turn.request,
-                turn.chunk_tokens,
-                self.report.token,
-                least_reused=turn.least_reused,
-                alone=self._pace.holds_after(model, turn.request, began_s),
+                turn.request, turn.chunk_tokens, self.report.token, least_reused=turn.least_reused, alone=alone
             )
+            if request:
+                self._prefilled(turn, request, before, began_s, live)
+                if alone and request.prefilled == len(request.tokens):
+                    model.tell_first(request, self.report.token)
         except Exception as error:
             self._step_failed(model, "prefill", error, {head})
             return
-        if request:
-            request.moved_s = self._clock()
-            run_tokens = min(turn.chunk_tokens, request.prefilled - max(before, request.reused))
-            self._pace.prefilled(model.name, run_tokens, request.moved_s - began_s)
-            total, transient = len(request.tokens), self._gauges.above_active_bytes()
-            peak = self._gauges.active_bytes() + transient
-            figures = (request.prefilled, total, transient, request.kv_bytes, request.reused, live, peak)
-            self.report.tell(Prefilled, head, *figures)
         self.report.finished()
+
+    def _prefilled(self, turn: PromptTurn, request: Running, before: int, began_s: float, live_bytes: int) -> None:
+        """What the step took; `before` are the tokens that were read before it, `live_bytes` what was active."""
+        request.moved_s = self._clock()
+        run_tokens = min(turn.chunk_tokens, request.prefilled - max(before, request.reused))
+        self._pace.prefilled(turn.model.name, run_tokens, request.moved_s - began_s)
+        total, transient = len(request.tokens), self._gauges.above_active_bytes()
+        peak = self._gauges.active_bytes() + transient
+        figures = (request.prefilled, total, transient, request.kv_bytes, request.reused, live_bytes, peak)
+        self.report.tell(Prefilled, request.order.request, *figures)
 
     def _decode(self, model: ResidentModel) -> None:
         try:

@@ -79,8 +79,9 @@ class Pace:
     def holds_after(self, model: ResidentModel, request: Running, now_s: float) -> bool:
         """Whether they would, or this request would, once its prompt is read."""
         left_s = self._left_s(model, request)
-        left_s += self._next_read_s(model, [other for other in model.prompts if other is not request])
-        return self._hold(model).may_go_on(len(model.prompts) + model.unjoined, left_s, now_s)
+        others = model.prompts_beside(request)
+        left_s += self._next_read_s(model, others)
+        return self._hold(model).may_go_on(1 + len(others) + model.unjoined, left_s, now_s)
 
     def decoded(self, now_s: float) -> None:
         """Answers got their tokens."""

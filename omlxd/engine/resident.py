@@ -112,6 +112,13 @@ class ResidentModel:
             return self._begun
         return [*self._begun, *self._waiting]
 
+    def prompts_beside(self, request: Running) -> list[Running]:
+        """The others whose prompts may take a step once this one has begun."""
+        begun = [other for other in self._begun if other is not request]
+        if self._places <= (0 if request in self._begun else 1):
+            return begun
+        return [*begun, *(other for other in self._waiting if other is not request)]
+
     def granted_chunk_tokens(self, request: Running) -> int:
         """Tokens of a prefill step that memory was reserved for."""
         return request.order.prefill_chunk_tokens or self.prefill_chunk_tokens
@@ -136,10 +143,9 @@ class ResidentModel:
         Args:
             request: one of `prompts`.
             chunk_tokens: at most so many tokens.
-            take: receives tokens that are known on this occasion: of a request that moves into the batch, or the first
-                of this one.
+            take: receives the token of a request that moves into the batch on this occasion.
             least_reused: fewer kept tokens are run again.
-            alone: once it is read it does not join the others yet, but is told its first token.
+            alone: once it is read it does not join the others yet, but waits to be told its first token.
 
         Returns:
             The request, None when the prompt went bare into the batch, with others.
@@ -165,10 +171,17 @@ class ResidentModel:
             self._begun.remove(request)
             request.prefilled = len(tokens)
             if alone:
-                self._stand_by(request, take)
+                self._decode_alone(request)
             else:
                 self._join(request, take)
         return request
+
+    def tell_first(self, request: Running, take: Take) -> None:
+        """Tell a request that was read its first token; it then waits for those that join the batch with it."""
+        _, lane = self._lone[request.order.request]
+        self.in_step = {request.order.request}
+        if not take(request, lane.tell()):
+            self._end_lone(request, lane)
 
     def decode_step(self, take: Take) -> None:
         """One token for everybody who decodes; those who can share the batch join it first."""
@@ -272,12 +285,6 @@ class ResidentModel:
         shared = request.order.shared_tokens if self._prefixes.enabled else 0
         return shared if request.prefilled < shared < end else end
 
-    def _stand_by(self, request: Running, take: Take) -> None:
-        """Tell a request its first token and let it wait for those that join the batch with it."""
-        lane = self._decode_alone(request)
-        if not take(request, lane.tell()):
-            self._end_lone(request, lane)
-
     def _join(self, request: Running, take: Take) -> None:
         mergeable = kv_caches.is_mergeable(request.cache)
         if mergeable:
@@ -289,11 +296,10 @@ class ResidentModel:
         request.uid = self._open_batch().insert([request.tokens[-1]], request.sampler, cache, request.tokens[:-1])
         self._rows[request.uid] = request
 
-    def _decode_alone(self, request: Running) -> decode_lanes.LoneDecode:
+    def _decode_alone(self, request: Running) -> None:
         cache, request.cache = request.cache, []
         lane = decode_lanes.LoneDecode(self._module, cache, request.tokens[-1], request.sampler)
         self._lone[request.order.request] = (request, lane)
-        return lane
 
     def _gather_lone(self, take: Take) -> None:
         """Move the lone requests that can share into the batch; a token in flight is delivered on the way."""

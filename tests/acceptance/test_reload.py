@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,21 @@ def test_streams_of_models_that_go_and_change_end_with_their_own_text_and_the_dr
     assert daemon.wait() == 1, "the second signal cut it short"
 
 
+def test_a_reload_names_the_models_that_come_for_it_and_those_that_make_room(
+    daemon_of: Callable[..., Daemon], small: Callable[..., Path]
+) -> None:
+    models = {"chat": small(0), "other": small(1)}
+    size_bytes = sum(file.stat().st_size for file in models["chat"].glob("*.safetensors"))
+    limits = {"max_memory": size_bytes * 3 // 2}
+    daemon = daemon_of(models, daemon=limits)
+    daemon.control("POST", "models/chat/load")
+    pinned = models | {"other": {"path": models["other"], "pin": True}}
+    (daemon.home / "omlxd.toml").write_text(manifest(pinned, daemon=limits))
+    reloaded = daemon.cli("reload")
+    assert (reloaded.returncode, reloaded.stderr) == (0, "loaded `other`\nunloaded `chat`\n")
+    assert daemon.states == {"chat": "unloaded", "other": "loaded"}
+
+
 @pytest.mark.slow
 def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_the_middle_loses_nothing(
     home_of: Callable[..., Daemon], small: Callable[..., Path], medium: Callable[..., Path]
@@ -84,6 +100,12 @@ def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_th
     assert refused.returncode == 78
     assert "min_available" in refused.stderr
     assert (daemon.status["pid"], daemon.states["big"]) == (first, "loaded")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path.write_text(good.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}"))
+        refused = daemon.cli("restart")
+        assert (refused.returncode, daemon.status["pid"]) == (1, first)
+        assert "the port is taken" in refused.stderr
+        assert "the daemon that runs was left as it is" in refused.stderr
     path.write_text(good)
 
     with daemon.chat_stream("chat", "Go on.", max_tokens=TOKENS) as stream:

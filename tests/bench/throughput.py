@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import psutil
 
-from tests.bench.report import Judged, Row, Target, against
-from tests.bench.scratch import Scratch
+from tests.bench.report import Judged, Row, Target, against, alone
+from tests.bench.scratch import CHECKOUT, Scratch
 from tests.bench.servers import PEER, Address, cpu_s, mlx_lm_server, our_daemon
 from tests.bench.streaming import Answer, chat
 
@@ -86,6 +90,18 @@ def run(scratch: Scratch) -> Iterator[Row]:
                 rounds = list(_take_turns(case, clients, scratch.rounds(7), ours, peer))
                 what = f"{case.megabytes} MB, {clients} client{'s' if clients > 1 else ''}"
                 yield from _rows(what, [mine for mine, _ in rounds], [theirs for _, theirs in rounds])
+        yield _limit(case, model, scratch.rounds(7))
+
+
+def _limit(case: _Case, model: Path, rounds: int) -> Row:
+    """What mlx-lm's batch does by itself with what the most clients asked: no server that uses it can be faster."""
+    command = [sys.executable, "-m", "tests.bench.mlx_alone_child", str(model)]
+    prompts = [[f"{number}.{client}: {PROMPT}" for client in range(max(CLIENTS))] for number in range(rounds + 1)]
+    asked = [json.dumps({"prompts": of_round, "max_tokens": case.max_tokens}) for of_round in prompts]
+    child = subprocess.run(command, cwd=CHECKOUT, input="\n".join(asked), capture_output=True, text=True, check=True)
+    _, *speeds = map(float, child.stdout.split())  # the first round warms up
+    what = f"tokens/s, {case.megabytes} MB, {max(CLIENTS)} prompts at once"
+    return alone(what, "tok/s", speeds, note="mlx-lm's batch_generate alone: the most that a server above it can do")
 
 
 def _take_turns(

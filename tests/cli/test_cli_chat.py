@@ -150,6 +150,19 @@ def test_ctrl_c_stops_the_answer_and_the_computing_and_not_the_chat(chat: Chat, 
 
 
 @pytest.mark.mlx
+def test_ctrl_d_in_the_middle_of_an_answer_leaves_after_it(chat: Chat) -> None:
+    terminal = chat("tiny", "--max-tokens", "2000")
+    terminal.send("go on\r")
+    terminal.expect(SENT)
+    terminal.expect("[!-~]{20}")
+    terminal.sendcontrol("d")
+    terminal.expect("cut off after 2000 tokens")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+
+
+@pytest.mark.mlx
 def test_a_full_context_says_what_to_type(chat: Chat) -> None:
     terminal = chat("narrow")
     _say(terminal, "x" * 300, "has a context of 256.*hint: shorten the question")

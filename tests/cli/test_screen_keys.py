@@ -113,6 +113,15 @@ def test_a_key_that_does_not_apply_says_why(keys: tuple[str, ...], said: str) ->
     assert said in state.message_now
 
 
+def test_a_model_that_is_not_loaded_is_not_asked_about() -> None:
+    state = state_of(status())
+    view = next(each for each in state.models if each["name"] == "chat")
+    view["state"] = "unloaded"
+    state.selected = Row("model", "chat")
+    assert pressed(state, "u") == []
+    assert (state.question, state.message_now) == (None, "`chat` is not loaded")
+
+
 def test_a_message_goes_with_the_next_key_or_by_itself() -> None:
     now_s = 0.0
     state = ScreenState(lambda: now_s)

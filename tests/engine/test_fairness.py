@@ -136,6 +136,9 @@ def test_short_prompts_that_come_together_hear_their_first_tokens_one_by_one_and
     ends = [event.seq for event in driver.seen if isinstance(event, Prefilled) and event.done == event.total]
     early = [event.request for event in driver.seen if isinstance(event, Generated) and event.seq < ends[-1]]
     assert early == before_the_last, "and nobody waits for the first one until all are read"
+    of_one = [event for event in driver.seen if isinstance(event, Prefilled | Generated) and event.request == "r0"]
+    kinds = [type(event) for event in of_one]
+    assert kinds == sorted(kinds, key=[Prefilled, Generated].index), "what is answered is not read any more"
 
 
 def test_answers_of_one_token_end_while_the_others_are_still_read(

@@ -158,5 +158,8 @@ class ScreenState:
             return Wish("unpin" if model["pinned"] else "pin", row.name)
         if key == "l":
             return Wish("load", row.name)
+        if model["state"] == "unloaded":
+            self.tell(f"{named(row.name)} is not loaded")
+            return None
         self.question = Wish("unload", row.name, pinned=model["pinned"])
         return None

@@ -302,7 +302,7 @@ class PlanExecutor:
             )
             if request:
                 self._prefilled(turn, request, before, began_s, live)
-                if alone and request.prefilled == len(request.tokens):
+                if request.prefilled == len(request.tokens):
                     model.tell_first(request, self.report.token)
         except Exception as error:
             self._step_failed(model, "prefill", error, {head})

@@ -73,14 +73,13 @@ class Pace:
 
     def holds(self, model: ResidentModel, now_s: float) -> bool:
         """Whether the model's answers stand still until prompts that are read soon can join them, by `core.turns`."""
-        left_s = self._next_read_s(model, model.prompts)
-        return self._hold(model).goes_on(len(model.prompts) + model.unjoined, left_s, now_s)
+        prompts = model.prompts_soon
+        return self._hold(model).goes_on(len(prompts) + model.unjoined, self._next_read_s(model, prompts), now_s)
 
     def holds_after(self, model: ResidentModel, request: Running, now_s: float) -> bool:
         """Whether they would, or this request would, once its prompt is read."""
-        left_s = self._left_s(model, request)
-        others = model.prompts_beside(request)
-        left_s += self._next_read_s(model, others)
+        others = [other for other in model.prompts_soon if other is not request]
+        left_s = self._left_s(model, request) + self._next_read_s(model, others)
         return self._hold(model).may_go_on(1 + len(others) + model.unjoined, left_s, now_s)
 
     def decoded(self, now_s: float) -> None:

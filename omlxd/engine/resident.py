@@ -112,12 +112,10 @@ class ResidentModel:
             return self._begun
         return [*self._begun, *self._waiting]
 
-    def prompts_beside(self, request: Running) -> list[Running]:
-        """The others whose prompts may take a step once this one has begun."""
-        begun = [other for other in self._begun if other is not request]
-        if self._places <= (0 if request in self._begun else 1):
-            return begun
-        return [*begun, *(other for other in self._waiting if other is not request)]
+    @property
+    def prompts_soon(self) -> list[Running]:
+        """Those that began, and as many of the others as there is room for: never very many."""
+        return [*self._begun, *self._waiting[: max(0, self._places)]]
 
     def granted_chunk_tokens(self, request: Running) -> int:
         """Tokens of a prefill step that memory was reserved for."""
@@ -145,7 +143,7 @@ class ResidentModel:
             chunk_tokens: at most so many tokens.
             take: receives the token of a request that moves into the batch on this occasion.
             least_reused: fewer kept tokens are run again.
-            alone: once it is read it does not join the others yet, but waits to be told its first token.
+            alone: once it is read it does not join the others yet, but waits for those who join them with it.
 
         Returns:
             The request, None when the prompt went bare into the batch, with others.
@@ -177,7 +175,12 @@ class ResidentModel:
         return request
 
     def tell_first(self, request: Running, take: Take) -> None:
-        """Tell a request that was read its first token; it then waits for those that join the batch with it."""
+        """Tell a request that was just read its first token, unless it is in the batch, which tells it with its step.
+
+        A step begins the next token before it tells this one.
+        """
+        if request.order.request not in self._lone:
+            return
         _, lane = self._lone[request.order.request]
         self.in_step = {request.order.request}
         if not take(request, lane.tell()):

@@ -35,7 +35,8 @@ def table(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
     for bench, figure, _ in figures:
         shown = [cells.get((bench, figure, peer), "") for peer in peers]
         lines.append(f"| {figure.strip()} | {' | '.join(shown)} |")
-    lines += ["", f"{machine['cores']} cores of {machine['cpu']}, {machine['system']}, backend {machine['backend']}."]
+    backend = machine["backend"] + (f" with {blas}" if (blas := machine["blas"]) else "")
+    lines += ["", f"{machine['cores']} cores of {machine['cpu']}, {machine['system']}, backend {backend}."]
     notes = dict.fromkeys(f"{row['peer_name']}: {row['note']}" for row in chosen if row["peer"] is None)
     return "\n".join([*lines, *(f"* {note}" for note in notes)])
 

@@ -220,11 +220,12 @@ def test_the_table_has_a_line_a_figure_and_says_where_we_are_worse_and_who_has_n
     lost = rows(contest, Needs(), "  lost", "", {name: [2.0] for name in _found()}, counts=True)
     documents = [{"bench": "peers-streams", **row.to_json()} for row in (*speed, *lost)]
     other = {"bench": "throughput", **documents[0]}
-    machine = {"cores": 2, "cpu": "a processor", "system": "Linux", "backend": "cpu"}
+    machine = {"cores": 2, "cpu": "a processor", "system": "Linux", "backend": "cpu", "blas": "a BLAS"}
     lines = table([*documents, other | {"bench": "throughput"}], machine).splitlines()
     assert lines[0] == "| ours : theirs | mlx_lm.server | flyto-mlx | vllm-mlx | rapid-mlx | mlx-openai-server |"
     assert lines[2:4] == ["| speed | 2.50 | **0.650** | – | – | – |", "| lost | 2 : 2 | 2 : 2 | – | – | – |"]
     assert "* vllm-mlx: serves one model" in lines
+    assert "2 cores of a processor, Linux, backend cpu with a BLAS." in lines
     assert len([line for line in lines if line.startswith("|")]) == 4
 
 

@@ -2,8 +2,9 @@
 
 Prefill is ours, on a plain cache, one chunk at a time, of the prompt and the size that the executor says; between two
 chunks everybody else may take a step. A finished cache then decodes alone while it is the model's only one, and moves
-into the batch when a second is ready. Short prompts that wait together skip this and go bare into the batch, which
-prefills them at once.
+into the batch when a second is ready; of several that are read one shortly after the other each is told its first
+token and stands by, until all join at once. Very short prompts that wait together skip this and go bare into the batch,
+which prefills them at once.
 """
 
 from __future__ import annotations

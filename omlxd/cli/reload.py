@@ -77,7 +77,7 @@ def _show_effect(done: Mapping[str, Any]) -> None:
     for name in done.get("loaded", ()):
         output.note(f"loaded `{name}`")
     for name in done.get("unloaded", ()):
-        if name not in (*done["evicted"], *done["removed"]):
+        if name not in done["evicted"]:
             output.note(f"unloaded `{name}`")
 
 

@@ -54,14 +54,14 @@ async def note_the_start(daemon: Daemon, manifest: Path, home: Home) -> None:
 
 
 def wanted_first(daemon: Daemon) -> list[EnginePoolEntry]:
-    """What the start loads: the manifest's pins and preloads, and what the policy of restoring adds."""
+    """What the start loads: the manifest's pins and preloads, less what was unpinned since, and what is restored."""
     entries, flags = daemon.pool.entries, daemon.flags
     restarted = flags.restarted or daemon.state_file.state.restart
     restore = Restore.chosen(flags.restore, daemon.manifest.daemon.restore, restarted=restarted)
     wanted = [
         entry
         for entry in entries.values()
-        if entry.settings.pin or entry.settings.preload or (entry.pinned and restore is not Restore.NONE)
+        if entry.settings.preload or (entry.pinned and (entry.settings.pin or restore is not Restore.NONE))
     ]
     before = daemon.state_file.state.loaded if restore is Restore.LOADED else ()
     return wanted + [entries[name] for name in before if name in entries and entries[name] not in wanted]

@@ -38,8 +38,8 @@ class Succession:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """The models that still have to go or to change."""
-        return tuple(entry.name for entry in self._tasks)
+        """The models that still have to go or to change, and that somebody still uses."""
+        return tuple(entry.name for entry in self._tasks if entry.requests)
 
     def begin(self) -> None:
         """Look after every model that is removed or has an heir; those that are looked after already take notice."""

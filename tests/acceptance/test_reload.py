@@ -81,6 +81,10 @@ def test_a_reload_names_the_models_that_come_for_it_and_those_that_make_room(
     reloaded = daemon.cli("reload")
     assert (reloaded.returncode, reloaded.stderr) == (0, "loaded `other`\nunloaded `chat`\n")
     assert daemon.states == {"chat": "unloaded", "other": "loaded"}
+    written(daemon, chat=models["chat"])
+    reloaded = daemon.cli("reload")
+    assert (reloaded.returncode, reloaded.stderr) == (0, "unloaded `other`\n"), "nobody used it"
+    assert "models.other removed" in reloaded.stdout
 
 
 @pytest.mark.slow

@@ -57,6 +57,15 @@ async def test_what_is_loaded_at_the_start(
         assert pins == ["chat"]
 
 
+async def test_what_was_unpinned_since_is_not_loaded_for_the_manifests_pin(tmp_path: Path) -> None:
+    models = MODELS | {"chat": {"mib": 30, "pin": True}}
+    async with running(tmp_path, models) as daemon:
+        assert await loaded(daemon) == ["chat", "pre"]
+        await daemon.control("POST", "models/chat/unpin")
+    async with running(tmp_path, models) as daemon:
+        assert await loaded(daemon) == ["pre"]
+
+
 async def test_what_does_not_fit_any_more_takes_nobodys_memory_and_what_was_used_last_comes_first(
     tmp_path: Path,
 ) -> None:

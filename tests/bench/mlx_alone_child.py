@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
 from omlxd.engine.glibc import tame_glibc
-from omlxd.engine.mlxlm import import_libraries
+from omlxd.engine.mlxlm import end_thread, import_libraries
 
 
 def main(folder: Path) -> None:
@@ -32,7 +33,10 @@ def main(folder: Path) -> None:
         done = batch_generate(model, tokenizer, prompts, max_tokens=asked["max_tokens"], return_token_ids=True)
         took_s = time.perf_counter() - began_s
         print(sum(map(len, done.token_ids)) / took_s, flush=True)
+    end_thread()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    worker = threading.Thread(target=main, args=(Path(sys.argv[1]),))  # MLX on the main thread may hang at its end
+    worker.start()
+    worker.join()

@@ -158,7 +158,11 @@ class Gauges:
 
     def _trim_heap(self, known_bytes: int) -> None:
         """On the CPU, MLX's buffers come from the C library: when it has kept too many, it gives them back."""
-        if self.backend.name != "cpu" or self._footprint_bytes - known_bytes <= self._beside_bytes + HEAP_BYTES:
+        if self.backend.name != "cpu":
+            return
+        beside_bytes = max(0, self._footprint_bytes - known_bytes)
+        self._beside_bytes = min(self._beside_bytes, beside_bytes)  # what was not the heap's may have gone by itself
+        if beside_bytes <= self._beside_bytes + HEAP_BYTES:
             return
         trim_heap()
         self._read_footprint()

@@ -84,7 +84,7 @@ def test_what_is_drawn_does_not_change_by_accident(golden: Golden, columns: int,
 def test_it_needs_no_utf8(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     body = status()
-    body["models"][1]["name"] = "模型"
+    body["models"][1] |= {"name": "模型", "state": "loaded"}
     state = state_of(*growing(seconds=20), body)
     state.selected = Row("model", "模型")
     state.press("u")

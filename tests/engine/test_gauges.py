@@ -135,6 +135,11 @@ def test_what_the_heap_has_kept_is_given_back_and_what_stays_is_not_asked_for_ag
     backend.footprint += 1
     settled(made, now)
     assert len(trimmed) == 2
+    backend.footprint -= 200 * MIB  # it has gone after all
+    settled(made, now)
+    backend.footprint += HEAP_BYTES + 1
+    settled(made, now)
+    assert len(trimmed) == 3, "and is no room for the heap"
 
 
 @pytest.mark.parametrize("name", ["metal", "cuda"])

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from omlxd.core.checkup import Health
+from omlxd.daemon import checkup
 from omlxd.engine import blas
+from omlxd.engine.backends import CpuBackend
 
 MULTIPLY = """
 from omlxd.engine import mlxlm
@@ -39,3 +42,22 @@ def test_matrices_are_multiplied_by_the_systems_openblas(tmp_path: Path) -> None
 
 def test_they_are_not_when_the_user_says_so(tmp_path: Path) -> None:
     assert bound_to(tmp_path, blas.BUNDLED) == {"libblas"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "installed", "health", "found"),
+    [
+        ("", True, Health.OK, "the system's OpenBLAS"),
+        ("", False, Health.WARNING, "MLX's own, on one core"),
+        (blas.BUNDLED, True, Health.OK, "MLX's own, by OMLXD_BLAS"),
+    ],
+)
+def test_doctor_says_whose_it_is(
+    variable: str, installed: bool, health: Health, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(blas.VARIABLE, variable)
+    monkeypatch.setattr(blas, "has_openblas", lambda: installed)
+    monkeypatch.setattr(checkup, "detect_backend", CpuBackend)
+    (told,) = [each for each in checkup.check_installation()[0] if each.check == "blas"]
+    assert told.health is health
+    assert told.found.startswith(found)

@@ -1,20 +1,17 @@
-"""The two ways to decode: a request alone on its plain cache, and several in one batch of mlx-lm's.
+"""The two ways to decode: a request alone on its plain cache, and several in one batch on mlx-lm's batch caches.
 
-mlx-lm's `BatchGenerator` is not a public API and its signature changed in 0.29, 0.30, 0.31 and 0.32: nobody else leans
-on it, and `tests/engine/test_mlxlm_contract.py` says what moved when an upgrade breaks it. All methods run on the
-engine's thread.
+In both the next step is begun before the token of the last one is looked at, so that the device never waits for us.
+All methods run on the engine's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from omlxd.engine import kv_caches, mlxlm
 from omlxd.engine.sampling import Sampler, ShapingSampler
-
-NO_LIMIT_TOKENS = 1 << 40
-"""max_tokens for mlx-lm: our requests count their own, so that a finished one never leaves lazy caches behind."""
 
 
 class LoneDecode:
@@ -38,12 +35,7 @@ class LoneDecode:
             mx.async_eval(self._ahead)
 
     def _forward(self, token: Any) -> Any:
-        import mlx.core as mx
-
-        logits = self._model(token[None], cache=self.cache)[:, -1, :]
-        if isinstance(self._sampler, ShapingSampler):
-            logits = self._sampler.shape(logits)
-        return self._sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        return _chosen(self._model(token[None], cache=self.cache)[:, -1, :], [self._sampler])
 
     def step(self) -> int:
         """The next token id."""
@@ -69,76 +61,116 @@ class LoneDecode:
 
 
 class DecodeBatch:
-    """mlx-lm's `BatchGenerator` for one model, from finished caches or bare short prompts; rows are named by uid."""
+    """The requests of one model that decode together, on mlx-lm's batch caches; rows are named by uid.
 
-    def __init__(self, model: Any, max_rows: int, prefill_chunk_tokens: int) -> None:
-        from mlx_lm.generate import BatchGenerator
+    mlx-lm's `BatchGenerator` would do this too, but it is no public API (its signature changed in 0.29, 0.30, 0.31 and
+    0.32), copies whoever joins three times on the way, and takes a step of the new rows alone first.
+    """
 
-        self._generator = BatchGenerator(
-            model,
-            max_tokens=NO_LIMIT_TOKENS,
-            completion_batch_size=max_rows,
-            prefill_batch_size=min(8, max_rows),
-            prefill_step_size=prefill_chunk_tokens,
-        )
-        # On Metal it saves the wired limit and would restore it on close, un-nested; the gauges own that limit.
-        self._generator._old_wired_limit = None
-        self.rows = 0
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._next_uid = count()
+        self._rows: list[tuple[int, Sampler]] = []
+        self._told: set[int] = set()
+        self._cache: list[Any] = []
+        self._ahead: Any = None  # of each row the token that is sampled, and not yet run
 
-    def insert(
-        self, tokens: Sequence[int], sampler: Sampler, cache: list[Any] | None = None, seen: Sequence[int] = ()
-    ) -> int:
-        """Add a request: its last token with its finished cache, or a bare prompt. Returns its uid.
+    def join(self, tokens: Sequence[int], samplers: Sequence[Sampler], caches: Sequence[list[Any]]) -> list[int]:
+        """Add requests that have run alone.
 
         Args:
-            tokens: token ids still to be run; the last one is the first input of the decode.
-            sampler: chooses this row's tokens.
-            cache: caches that hold `seen`, or None for a bare prompt.
-            seen: the tokens in the cache; copied, mlx-lm appends to what it is given.
+            tokens: the last token of each, sampled or of the prompt and not yet run; `step` does not return it.
+            samplers: choose each one's tokens.
+            caches: mergeable plain ones, which hold what each has run.
+
+        Returns:
+            Their uids.
         """
-        (uid,) = self._generator.insert(
-            [list(tokens)],
-            max_tokens=[NO_LIMIT_TOKENS],
-            caches=[cache] if cache is not None else None,
-            all_tokens=[list(seen)],
-            samplers=[sampler],
-            logits_processors=[[_processor(sampler)] if isinstance(sampler, ShapingSampler) else []],
-        )
-        self.rows += 1
-        return int(uid)
+        import mlx.core as mx
+
+        with mx.stream(mlxlm.stream()):
+            return self._extend(mx.array(tokens), samplers, kv_caches.merge(caches))
+
+    def read(self, prompts: Sequence[Sequence[int]], samplers: Sequence[Sampler]) -> list[tuple[int, int]]:
+        """Run short prompts all at once, and add them.
+
+        Returns:
+            (uid, first token id) of each: sampled and not yet run; `step` does not return it.
+        """
+        import mlx.core as mx
+
+        with mx.stream(mlxlm.stream()):
+            cache = kv_caches.read_together(self._model, [prompt[:-1] for prompt in prompts])
+            last = mx.array([[prompt[-1]] for prompt in prompts])
+            first = _chosen(self._model(last, cache=cache)[:, -1, :], samplers)
+            tokens = first.tolist()
+            return list(zip(self._extend(first, samplers, cache), tokens, strict=True))
 
     def step(self) -> list[tuple[int, int]]:
-        """One decode step of all rows: (uid, token id) of each row that has a token."""
-        _, responses = self._generator.next()
-        return [(response.uid, response.token) for response in responses]
+        """One decode step of all rows: (uid, token id) of each row that has a token which was not told before."""
+        import mlx.core as mx
+
+        ran, told, self._told = self._ahead, self._told, set()
+        with mx.stream(mlxlm.stream()):
+            logits = self._model(ran[:, None], cache=self._cache)[:, -1, :]
+            self._ahead = _chosen(logits, [sampler for _, sampler in self._rows])
+            mx.async_eval(self._ahead)
+            tokens = ran.tolist()
+        return [(uid, token) for (uid, _), token in zip(self._rows, tokens, strict=True) if uid not in told]
 
     def remove(self, uids: Sequence[int]) -> None:
-        """Take rows out and give their memory back now; `remove` alone frees nothing until the next step."""
+        """Take rows out, but not all, and give their memory back now."""
+        import mlx.core as mx
+
         mlxlm.synchronize()
-        self._generator.remove(list(uids))
-        self.rows -= len(uids)
-        kv_caches.make_contiguous(self._generator._generation_batch.prompt_cache)
+        kept = [at for at, (uid, _) in enumerate(self._rows) if uid not in uids]
+        self._rows = [self._rows[at] for at in kept]
+        with mx.stream(mlxlm.stream()):
+            self._ahead = self._ahead[mx.array(kept)]
+            for layer in self._cache:
+                layer.filter(kept)
+        kv_caches.make_contiguous(self._cache)
 
     def extract(self, uid: int) -> list[Any]:
         """A row's caches, which hold every token that `step` has returned for it; lazy, so that their size is free."""
         import mlx.core as mx
 
+        at = [row for row, _ in self._rows].index(uid)
         with mx.stream(mlxlm.stream()):
-            cache, _ = self._generator.extract_cache([uid])[uid]
-        return list(cache)
+            return [layer.extract(at) for layer in self._cache]
 
     @property
     def nbytes(self) -> int:
         """KV cache bytes of all rows."""
-        return int(self._generator.prompt_cache_nbytes)
+        return kv_caches.cache_bytes(self._cache)
 
     def close(self) -> None:
-        """Drop the generator and all its rows."""
+        """Drop all rows."""
         mlxlm.synchronize()
-        self._generator.close()
-        self._generator = None
-        self.rows = 0
+        self._rows, self._cache, self._ahead = [], [], None
+
+    def _extend(self, ahead: Any, samplers: Sequence[Sampler], cache: list[Any]) -> list[int]:
+        import mlx.core as mx
+
+        if self._rows:
+            ahead = mx.concatenate([self._ahead, ahead])
+            cache = kv_caches.extended(self._cache, cache)
+        uids = [next(self._next_uid) for _ in samplers]
+        self._rows += zip(uids, samplers, strict=True)
+        self._told.update(uids)
+        self._cache, self._ahead = cache, ahead
+        return uids
 
 
-def _processor(sampler: ShapingSampler) -> Callable[[Any, Any], Any]:
-    return lambda _tokens, logits: sampler.shape(logits)  # it counts its tokens by itself
+def _chosen(logits: Any, samplers: Sequence[Sampler]) -> Any:
+    """The next token of each row, by its sampler; one that all share is called once."""
+    import mlx.core as mx
+
+    if any(isinstance(sampler, ShapingSampler) for sampler in samplers):
+        rows = ((sampler, logits[at : at + 1]) for at, sampler in enumerate(samplers))
+        shaped = [sampler.shape(row) if isinstance(sampler, ShapingSampler) else row for sampler, row in rows]
+        logits = mx.concatenate(shaped, axis=0)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    if all(sampler is samplers[0] for sampler in samplers):
+        return samplers[0](logprobs)
+    return mx.concatenate([sampler(logprobs[at : at + 1]) for at, sampler in enumerate(samplers)], axis=0)

@@ -305,7 +305,7 @@ class PlanExecutor:
                 if request.prefilled == len(request.tokens):
                     model.tell_first(request, self.report.token)
         except Exception as error:
-            self._step_failed(model, "prefill", error, {head})
+            self._step_failed(model, "prefill", error, {head} | model.in_step)
             return
         self.report.finished()
 

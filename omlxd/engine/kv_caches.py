@@ -25,6 +25,44 @@ def is_mergeable(cache: Sequence[Any]) -> bool:
     return all(is_mergeable(layer.caches) if hasattr(layer, "caches") else hasattr(layer, "merge") for layer in cache)
 
 
+def merge(caches: Sequence[Sequence[Any]]) -> list[Any]:
+    """The caches of a batch, a row of each request's; lazy."""
+    return [layers[0].merge(layers) for layers in zip(*caches, strict=True)]
+
+
+def extended(cache: Sequence[Any], added: Sequence[Any]) -> list[Any]:
+    """The caches of a batch with more rows behind those it has; lazy."""
+    for layer, more in zip(cache, added, strict=True):
+        layer.extend(more)
+    return list(cache)
+
+
+def read_together(model: Any, prompts: Sequence[Sequence[int]]) -> list[Any]:
+    """Run prompts through the model at once; the caches of a batch with a row of each.
+
+    No logits are computed. The shorter ones are padded on the right, since all begin at position 0, and then moved;
+    to two tokens at least, since a step of one is taken for a decode step, which may have no such padding.
+    """
+    import mlx.core as mx
+
+    cache = merge([make_cache(model) for _ in prompts])
+    lengths = [len(prompt) for prompt in prompts]
+    width = max(lengths) if len(set(lengths)) == 1 else max(2, *lengths)
+    padding = [width - length for length in lengths]
+    if any(padding):
+        for layer in cache:
+            layer.prepare(lengths=lengths, right_padding=padding)
+    if width:
+        rows = [[*prompt, *[0] * pad] for prompt, pad in zip(prompts, padding, strict=True)]
+        model(mx.array(rows), cache=cache)
+        mx.eval([layer.state for layer in cache])
+    if any(padding):
+        for layer in cache:
+            layer.finalize()
+        mx.eval([layer.state for layer in cache])
+    return cache
+
+
 def cache_bytes(cache: Sequence[Any]) -> int:
     """Bytes of a request's caches as mlx-lm counts them."""
     return sum(layer.nbytes for layer in cache)

@@ -33,7 +33,6 @@ class Running:
     answer: list[int] = field(default_factory=list)
     kv_bytes: int = 0
     cache: list[Any] = field(default_factory=list)
-    uid: int | None = None
     tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -134,12 +134,12 @@ def _batch_of_four(model: Any, steps: int) -> tuple[int, int]:
 
     mlxlm.release_memory()
     weights, tokens = mx.get_active_memory(), [position * 7919 % 256 for position in range(512)]
-    batch, sampler = decode_lanes.DecodeBatch(model, 4, 256), make_sampler(Sampling())
+    batch, sampler = decode_lanes.DecodeBatch(model), make_sampler(Sampling())
     for _ in range(4):
         cache = kv_caches.make_cache(model)
         for start in (0, 256):
             mlxlm.prefill_chunk(model, cache, tokens[start : start + 256])
-        batch.insert([5], sampler, cache, tokens)
+        batch.join([5], [sampler], [cache])
         del cache
     batch.step()
     mlxlm.release_memory()

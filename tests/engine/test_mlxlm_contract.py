@@ -23,27 +23,16 @@ def parameters(function: Callable[..., object]) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
-def test_the_batch_generator_takes_the_arguments_we_give_it() -> None:
-    from mlx_lm.generate import BatchGenerator
+def test_the_caches_of_a_batch_have_the_methods_we_call() -> None:
+    from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-    made = {"max_tokens", "completion_batch_size", "prefill_batch_size", "prefill_step_size"}
-    assert made <= parameters(BatchGenerator.__init__), "BatchGenerator(...) changed: see decode_lanes.DecodeBatch"
-    given = {"prompts", "max_tokens", "caches", "all_tokens", "samplers"}
-    assert given <= parameters(BatchGenerator.insert), "BatchGenerator.insert changed: see DecodeBatch.insert"
-    assert {"next", "remove", "close", "prompt_cache_nbytes"} <= set(dir(BatchGenerator))
+    def work() -> list[set[str]]:
+        batched = [type(cache.merge([cache, cache])) for cache in (KVCache(), RotatingKVCache(8), ArraysCache(1))]
+        return [set(dir(kind)) for kind in (*batched, CacheList)]
 
-
-def test_the_private_parts_we_touch_are_there(tiny_model: Callable[..., Path]) -> None:
-    def work() -> tuple[bool, bool]:
-        from mlx_lm.generate import BatchGenerator
-
-        model, _ = mlxlm.load_lazy(tiny_model())
-        generator = BatchGenerator(model)
-        return hasattr(generator, "_old_wired_limit"), hasattr(generator._generation_batch, "prompt_cache")
-
-    wired, cache = on_mlx_thread(work)
-    assert wired, "BatchGenerator._old_wired_limit is gone: the wired limit would be restored un-nested"
-    assert cache, "BatchGenerator._generation_batch.prompt_cache is gone: removed rows would keep their memory"
+    called = {"extend", "extract", "filter", "prepare", "finalize", "nbytes", "state"}
+    for methods in on_mlx_thread(work):
+        assert called <= methods, "mlx-lm's batch caches changed: see decode_lanes.DecodeBatch and kv_caches"
 
 
 def test_what_is_loaded_again_and_again_leaves_nothing_behind(tiny_model: Callable[..., Path]) -> None:
@@ -103,12 +92,12 @@ def test_removed_rows_give_their_memory_back_at_once(tiny_model: Callable[..., P
         model, _ = mlxlm.load_lazy(tiny_model())
         mx.eval(mlxlm.every_array(model))
         weights = mx.get_active_memory()
-        batch = decode_lanes.DecodeBatch(model, 8, 256)
+        batch = decode_lanes.DecodeBatch(model)
         uids = []
         for length in (1500, 20, 20, 20):
             cache = kv_caches.make_cache(model)
             mlxlm.prefill_chunk(model, cache, [7] * length)
-            uids.append(batch.insert([5], make_sampler(Sampling()), cache, [7] * length))
+            uids += batch.join([5], [make_sampler(Sampling())], [cache])
             del cache
             batch.step()
         batch.step()
@@ -138,8 +127,8 @@ def test_a_lone_request_moves_into_a_batch_at_any_step(tiny_model: Callable[...,
         out = [lane.step() for _ in range(at)]
         token, cache = lane.leave()
         out.append(token)
-        batch = decode_lanes.DecodeBatch(model, 8, 256)
-        batch.insert([token], sampler, cache)
+        batch = decode_lanes.DecodeBatch(model)
+        batch.join([token], [sampler], [cache])
         while len(out) < 30:
             out += [token for _, token in batch.step()]
         batch.close()
@@ -206,8 +195,9 @@ def test_copies_share_memory_until_they_are_written_to(tiny_model: Callable[...,
 def test_a_row_is_extracted_with_every_token_that_was_returned_for_it(tiny_model: Callable[..., Path]) -> None:
     def work() -> list[tuple[int, int]]:
         model, _ = mlxlm.load_lazy(tiny_model())
-        batch, sampler = decode_lanes.DecodeBatch(model, 8, 256), make_sampler(Sampling())
-        lengths = dict.fromkeys((batch.insert([9, 30, 77, 12], sampler), batch.insert([5, 6], sampler)), 0)
+        batch, sampler = decode_lanes.DecodeBatch(model), make_sampler(Sampling())
+        read = batch.read([[9, 30, 77, 12], [5, 6]], [sampler, sampler])
+        lengths = {uid: 1 for uid, _ in read}
         prompts = dict(zip(lengths, (4, 2), strict=True))
         for _ in range(5):
             for uid, _token in batch.step():

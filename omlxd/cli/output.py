@@ -102,9 +102,14 @@ def wrapped(text: str, stream: TextIO, *, hang: int = 2) -> str:
     """
     if not is_terminal(stream):
         return text
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdigit() and int(columns) else _columns(stream)
-    return "\n".join(_broken(line, max(width, _NARROWEST), hang) for line in text.split("\n"))
+    width = max(columns(stream), _NARROWEST)
+    return "\n".join(_broken(line, width, hang) for line in text.split("\n"))
+
+
+def columns(stream: TextIO) -> int:
+    """The columns for text on a terminal: COLUMNS where somebody has set it, or as many as there are now."""
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) else _columns(stream)
 
 
 def _broken(line: str, width: int, hang: int) -> str:

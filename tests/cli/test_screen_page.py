@@ -18,6 +18,7 @@ from omlxd.cli.memory_bar import memory_bar, memory_parts
 from omlxd.cli.screen.feed import Look
 from omlxd.cli.screen.page import LEAST_LINES, page, shared_out
 from omlxd.cli.screen.state import Row, ScreenState
+from omlxd.cli.sentences import decision_sentence
 from omlxd.core.errors import DaemonNotRunning
 from tests.cli.fake_daemon import CHAT, MIB, STATUS, model_json
 from tests.fakes.terminal import seen, written
@@ -172,11 +173,29 @@ def test_who_waits_says_what_for_and_who_prefills_how_far() -> None:
     assert "██░░░░░░░░ 1024/4096" in text
 
 
-def test_decisions_take_one_line_each() -> None:
-    lines = seen(page(state_of(status(recent_decisions=STATUS.recent_decisions * 20)), 80, 40), 80, 40)
+def test_decisions_take_one_line_each_where_there_is_no_room_for_more() -> None:
+    body = status(recent_decisions=STATUS.recent_decisions * 20)
+    lines = seen(page(state_of(body), 80, 30), 80, 30)
     told = [line for line in lines if line.startswith("  17:40:48 unloaded `small` (48.0 MiB freed): active memory")]
     assert len(told) == 8
     assert all(len(line) == 80 and line.endswith("…") for line in told)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_where_lines_are_free_decisions_are_told_to_their_end(columns: int) -> None:
+    body = status(recent_decisions=STATUS.recent_decisions * 20)
+    lines = seen(page(state_of(body), columns, 70), columns, 70)
+    told = lines[lines.index("last decisions") + 1 : -1]
+    whole = " ".join(" ".join(told).split())
+    assert whole == " ".join(f"17:40:48 {decision_sentence(STATUS.recent_decisions[-1])}" for _ in range(8))
+    assert {line[:11] for line in told if line} == {"  17:40:48 ", " " * 11}
+
+
+def test_the_newest_decisions_get_the_lines_that_are_free() -> None:
+    body = status(recent_decisions=STATUS.recent_decisions * 20)
+    lines = seen(page(state_of(body), 80, 33), 80, 33)
+    told = lines[lines.index("last decisions") + 1 : -1]
+    assert [line.endswith("…") for line in told] == [True] * 6 + [False, True] + [False] * 3
 
 
 def test_models_come_before_decisions_of_which_the_newest_is_always_there() -> None:
@@ -194,7 +213,9 @@ def test_models_come_before_decisions_of_which_the_newest_is_always_there() -> N
 def test_a_decision_that_is_cut_is_seen_to_go_on_without_utf8_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     lines = seen(page(state_of(status()), 80, 24), 80, 24)
-    (told,) = (line for line in lines if line.startswith("  17:40:48 unloaded"))
+    at = next(at for at, line in enumerate(lines) if line.startswith("  17:40:48 unloaded"))
+    told = lines[-2]
+    assert at == len(lines) - 3
     assert len(told) == 80
     assert told.endswith("...")
 

@@ -28,6 +28,7 @@ from omlxd.cli.screen.state import ScreenState
 from omlxd.cli.sentences import decision_sentence
 from omlxd.cli.status_page import header, limit_line
 from omlxd.cli.values import clock, one_line
+from omlxd.cli.word_wrap import broken
 from omlxd.core.units import format_bytes, format_duration, format_left
 
 KEYS: Final = "q quit · {} select · p pin · l load · u unload · a abort"
@@ -35,6 +36,7 @@ LEAST_LINES: Final = 3  # a heading, a row, and how many there are more
 SPACIOUS_ROWS: Final = 20  # from here on parts are set apart by blank lines
 _ONE_DECISION: Final = 2  # with its heading
 _LABEL: Final = 8
+_NARROWEST: Final = 20
 _MODEL_COLUMNS: Final = (
     Column("MODEL", gives_way=True),
     Column("STATE"),
@@ -66,7 +68,7 @@ def page(state: ScreenState, columns: int, rows: int) -> RenderableType:
     if status is not None:
         apart = [(_blank(), 1)] if rows >= SPACIOUS_ROWS else []
         regions += _memory(state, status, columns, rows)
-        blocks = [_models(state, status), _requests(state), _decisions(status)]
+        blocks = [_models(state, status), _requests(state), _decisions(status, columns)]
         room = rows - 1 - sum(height for _, height in regions) - len(apart) * sum(block is not None for block in blocks)
         heights = _heights([block.height if block is not None else 0 for block in blocks], room)
         for block, height in zip(blocks, heights, strict=True):
@@ -146,7 +148,7 @@ def _memory(state: ScreenState, status: Status, columns: int, rows: int) -> list
 def _models(state: ScreenState, status: Status) -> Rows | _Lines:
     models = state.models
     if not models:
-        return _Lines([Text(_words(f"no models in {status['manifest']}"))])
+        return _Lines(Text(_words(f"no models in {status['manifest']}")))
     names = [model["name"] for model in models]
     row = state.selected
     selected = names.index(row.name) if row is not None and row.kind == "model" and row.name in names else None
@@ -213,33 +215,46 @@ def _request_cells(request: dict[str, Any]) -> list[str | Text]:
 
 
 class _Lines:
-    """Lines that belong together; the last ones are shown when there is no room for all, below the first."""
+    """Texts of a line each, below a heading; where there is no room for all, the last ones are shown.
 
-    def __init__(self, lines: Sequence[Text]) -> None:
-        self._lines = lines
+    Where there is more room than for one line of each, the last ones get as many as they are broken into.
+
+    Args:
+        heading: the first line.
+        texts: each in its lines.
+    """
+
+    def __init__(self, heading: Text, texts: Sequence[Sequence[str]] = ()) -> None:
+        self._heading, self._texts = heading, texts
 
     @property
     def height(self) -> int:
-        return len(self._lines)
+        return 1 + sum(map(len, self._texts))
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        height = options.height or self.height
-        first, *rest = self._lines
-        for line in (first, *(rest[-(height - 1) :] if height > 1 else ())):
+        room = (options.height or self.height) - 1
+        texts = self._texts[-room:] if room > 0 else ()
+        spare, shown = room - len(texts), list[list[str]]()
+        for lines in reversed(texts):
+            more = min(spare, len(lines) - 1)
+            spare -= more
+            shown.insert(0, [*lines[:more], " ".join([lines[more], *map(str.lstrip, lines[more + 1 :])])])
+        for line in (self._heading, *(_cut(Text(line)) for lines in shown for line in lines)):
             yield _ended_with_dots(line, options.max_width)
 
 
-def _decisions(status: Status) -> _Lines | None:
+def _decisions(status: Status, columns: int) -> _Lines | None:
     decisions = status["recent_decisions"][-8:]
     if not decisions:
         return None
-    heading = Text("last decisions", style="bold")
-    return _Lines([heading, *(_cut(Text(_decision(record))) for record in decisions)])
+    return _Lines(Text("last decisions", style="bold"), [_decision(record, columns) for record in decisions])
 
 
-def _decision(record: dict[str, Any]) -> str:
+def _decision(record: dict[str, Any], columns: int) -> list[str]:
     when = clock(record["ts"])[:8] if "ts" in record else one_line(record.get("decision"))
-    return plain(f"  {when} {decision_sentence(record)}")
+    head = plain(f"  {when} ")
+    lines = broken(plain(decision_sentence(record)), max(_NARROWEST, columns - len(head)))
+    return [(" " * len(head) if at else head) + line for at, line in enumerate(lines)]
 
 
 def _footer(state: ScreenState) -> Text:

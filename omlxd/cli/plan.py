@@ -147,7 +147,7 @@ def _remedy(verdict: Verdict) -> str:
         return f"`--context {verdict.max_context_tokens}` would fit"
     if verdict.waits_for:
         idle = f"{named(verdict.waits_for)} {'is' if len(verdict.waits_for) == 1 else 'are'} idle"
-        return f"a request waits by itself; `omlxd status` shows when {idle}"
+        return f"ask all the same, it waits its turn; `omlxd status` shows when {idle}"
     if verdict.beside:
         names = named(each.name for each in verdict.beside)
         return f"`omlxd unpin` or `omlxd unload` one of {names}, or raise `max_memory`"

@@ -81,7 +81,7 @@ def test_a_busy_model_in_the_way_is_said_to_be_waited_for(omlxd: Omlxd, manifest
     assert done.returncode == 5
     assert "beside 80.0 MiB of `chat` (busy)" in done.stdout
     assert "a request waits until it is idle, or its requests are parked for it" in done.stdout
-    assert "hint: a request waits by itself; `omlxd status` shows when `chat` is idle" in done.stderr
+    assert "hint: ask all the same, it waits its turn; `omlxd status` shows when `chat` is idle" in done.stderr
     (small,) = _plan(omlxd, "small")["models"]
     assert (small["fits"], small["beside"], small["waits_for"]) == (False, ["chat"], ["chat"])
 

@@ -271,7 +271,7 @@ class Serving:
         """Wait for other limits, or for a pinned model to go or lose its pin; raises `refusal` while it is drained."""
         pool, generation, bound = self._pool, request.generation, self._bound()
         generation.waits_for = parked_waits_for(refusal.details.get("pinned", ()), refusal.message)
-        pool.dispatch.log.waits(generation, generation.waits_for)
+        pool.dispatch.log.waits(generation, "; ".join(filter(None, [refusal.message, refusal.hint])))
         request.refusal = refusal
         try:
             while self._bound() == bound:

@@ -189,6 +189,7 @@ def test_where_lines_are_free_decisions_are_told_to_their_end(columns: int) -> N
     whole = " ".join(" ".join(told).split())
     assert whole == " ".join(f"17:40:48 {decision_sentence(STATUS.recent_decisions[-1])}" for _ in range(8))
     assert {line[:11] for line in told if line} == {"  17:40:48 ", " " * 11}
+    assert not any(line[-1:].isdigit() for line in told)
 
 
 def test_the_newest_decisions_get_the_lines_that_are_free() -> None:

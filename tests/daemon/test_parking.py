@@ -626,8 +626,9 @@ async def _a_pin_in_the_way(pinned: tuple[str, ...], way_out: str) -> None:
         assert told is not None
         assert told.startswith("waiting for `b` to be unpinned, or for a higher limit: ")
         assert told.endswith("more than the soft limit 150 MiB (max_memory)")
-        (event,) = [each for each in scene.named(EventName.REQUEST_WAITING) if each.fields["reason"] == told]
+        event = scene.named(EventName.REQUEST_WAITING)[-1]
         assert event.request == generation.id
+        assert "more than the soft limit 150 MiB (max_memory); unpin `b`" in event.fields["reason"]
         await asyncio.sleep(100)
         assert generation.state is RequestState.PARKED
         if way_out == "unpin":

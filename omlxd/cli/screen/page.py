@@ -253,8 +253,8 @@ def _decisions(status: Status, columns: int) -> _Lines | None:
 def _decision(record: dict[str, Any], columns: int) -> list[str]:
     when = clock(record["ts"])[:8] if "ts" in record else one_line(record.get("decision"))
     head = plain(f"  {when} ")
-    lines = broken(plain(decision_sentence(record)), max(_NARROWEST, columns - len(head)))
-    return [(" " * len(head) if at else head) + line for at, line in enumerate(lines)]
+    lines = broken(output.glued(plain(decision_sentence(record))), max(_NARROWEST, columns - len(head)))
+    return [(" " * len(head) if at else head) + output.unglued(line) for at, line in enumerate(lines)]
 
 
 def _footer(state: ScreenState) -> Text:

@@ -199,6 +199,34 @@ def test_the_newest_decisions_get_the_lines_that_are_free() -> None:
     assert [line.endswith("…") for line in told] == [True] * 6 + [False, True] + [False] * 3
 
 
+def test_where_lines_are_free_notes_are_told_to_their_end_before_decisions_are() -> None:
+    error = "`chat` needs 61.4 MiB and pinned models hold 57.4 MiB (`small`), together more than the soft limit allows"
+    models = [model_json(CHAT) | {"waits_for": None, "error": error if not at else None} for at in range(5)]
+    waiting = WAITING | {"waits_for": f"waiting for `small` to be unpinned, or for a higher limit: {error}"}
+    body = status(models=models, requests=[waiting])
+    least = 1 + 4 + 8 + 4 + 3 + 1  # header, memory, models, requests and decisions below a blank line each, keys
+    for spare, told in ((0, (1, 1, 1)), (1, (2, 1, 1)), (2, (2, 2, 1)), (4, (2, 3, 2)), (20, (2, 3, 3))):
+        lines = seen(page(state_of(body), 80, least + spare), 80, least + spare)
+        at = [
+            next(at for at, line in enumerate(lines) if begin in line)
+            for begin in ("└ `chat`", "└ waiting", "17:40:48")
+        ]
+        found = [next(more for more in range(1, 9) if not lines[first + more].startswith("      ")) for first in at]
+        assert tuple(found) == told
+        notes = " ".join(" ".join(lines[at[0] : at[0] + found[0]]).split())
+        assert (error in notes) == (told[0] == 2)
+
+
+def test_why_memory_is_over_the_limit_has_two_lines_where_there_is_room() -> None:
+    body = status()
+    reason = (
+        "used memory 450 MiB is 50.0 MiB over the soft limit 400 MiB (max_memory), and all models are pinned: `chat`"
+    )
+    body["enforcer"] |= {"level": "exhausted", "reason": reason}
+    assert reason in " ".join(" ".join(seen(page(state_of(body), 80, 24), 80, 24)).split())
+    assert reason not in " ".join(" ".join(seen(page(state_of(body), 80, 19), 80, 19)).split())
+
+
 def test_models_come_before_decisions_of_which_the_newest_is_always_there() -> None:
     models = [model_json(CHAT) | {"name": f"model-{number}", "waits_for": None} for number in range(9)]
     decisions = [STATUS.recent_decisions[-1] | {"victim": f"victim-{number}"} for number in range(8)]

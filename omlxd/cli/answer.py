@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from omlxd.cli import output
 from omlxd.cli.safe_text import SafeText
+from omlxd.cli.word_wrap import WordWrap
 from omlxd.core.errors import OmlxError
 from omlxd.core.units import format_bytes, format_duration
 
@@ -49,7 +50,7 @@ class Answer:
 class AnswerWriter:
     """Writes an answer to stdout, and the thoughts before it, dimmed, to stderr when that is a terminal.
 
-    A pipe receives the text as it is; a terminal receives it without control characters.
+    A pipe receives the text as it is; a terminal receives it without control characters, and broken between words.
     """
 
     def __init__(self, *, before: str = "", quiet: bool = False) -> None:
@@ -71,6 +72,8 @@ class AnswerWriter:
         if self._quiet or not output.is_terminal(sys.stderr):
             return
         if not self._thinks:
+            if output.is_terminal(sys.stdout):
+                self._text.end_line()
             self._thoughts.mark(_DIM)
         self._thinks = True
         self._thoughts.write(piece)
@@ -93,13 +96,16 @@ class _Stream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._safe = SafeText() if stream.isatty() else None
+        self._wrap = WordWrap(lambda: output.columns(stream)) if output.is_terminal(stream) else None
         self._open_line = False
 
     def write(self, piece: str) -> None:
-        self._put(self._safe.feed(piece) if self._safe else piece)
+        text = self._safe.feed(piece) if self._safe else piece
+        self._put(self._wrap.feed(text) if self._wrap else text)
 
     def end_line(self) -> None:
-        self._put(self._safe.rest() if self._safe else "")
+        text = self._safe.rest() if self._safe else ""
+        self._put(self._wrap.feed(text) + self._wrap.rest() if self._wrap else text)
         if self._open_line:
             self._put("\n")
 

@@ -18,7 +18,7 @@ from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.known_models import resolve_model
 from omlxd.cli.log_filter import EventOption, Filter, LevelOption, ModelOption, make_filter
 from omlxd.cli.options import Json
-from omlxd.cli.sentences import event_line
+from omlxd.cli.sentences import write_event
 from omlxd.core.errors import DaemonNotRunning, Unreachable
 from omlxd.core.events import StreamMark
 
@@ -46,7 +46,7 @@ def events(
         elif record.get("event") == StreamMark.GAP:
             _note_gap(record)
         else:
-            output.data(output.painted_by_level(event_line(record), record.get("level"), sys.stdout))
+            write_event(record)
         sys.stdout.flush()
 
 

@@ -15,7 +15,7 @@ from omlxd.cli.known_models import resolve_model
 from omlxd.cli.log_filter import EventOption, Filter, LevelOption, ModelOption, make_filter
 from omlxd.cli.log_lines import Line, Log
 from omlxd.cli.options import Json
-from omlxd.cli.sentences import event_line
+from omlxd.cli.sentences import write_event
 from omlxd.core.errors import InvalidRequest, OmlxError
 from omlxd.daemon.files import require_regular
 from omlxd.daemon.home import Home
@@ -75,7 +75,7 @@ def show(line: Line, *, as_it_is: bool) -> None:
     if as_it_is:
         sys.stdout.write(line.raw.decode("utf-8", "replace") + "\n")
     else:
-        output.data(output.painted_by_level(event_line(line.record), line.record.get("level"), sys.stdout))
+        write_event(line.record)
     sys.stdout.flush()
 
 

@@ -34,6 +34,7 @@ _ASCII: Final = str.maketrans(
 )
 
 _CODE: Final = re.compile(r"`[^`\n]*`")
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMGTPE]?i?B|ms|s|min|h|tokens?)\b)")
 _GLUE: Final = "\ue000"  # a blank that is no place to break; from the range that no text uses
 _NARROWEST: Final = 20
 
@@ -98,13 +99,28 @@ def wrapped(text: str, stream: TextIO, *, hang: int = 2) -> str:
     """The text as a terminal has room for it, broken between words; on anything else as it is.
 
     Code in backticks is kept whole where a line has room for it, and what has no blanks (a path) always is, so that it
-    can be copied. Lines that are quoted with `|` stay as somebody else wrote them.
+    can be copied; so are a number and its unit. Lines that are quoted with `|` stay as somebody else wrote them.
     """
     if not is_terminal(stream):
         return text
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdigit() and int(columns) else _columns(stream)
-    return "\n".join(_broken(line, max(width, _NARROWEST), hang) for line in text.split("\n"))
+    width = max(columns(stream), _NARROWEST)
+    return "\n".join(_broken(line, width, hang) for line in text.split("\n"))
+
+
+def glued(text: str) -> str:
+    """The text with no place to break between a number and its unit, until it is `unglued`."""
+    return _UNIT.sub(_GLUE, text)
+
+
+def unglued(text: str) -> str:
+    """The text with all its blanks again."""
+    return text.replace(_GLUE, " ")
+
+
+def columns(stream: TextIO) -> int:
+    """The columns for text on a terminal: COLUMNS where somebody has set it, or as many as there are now."""
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) else _columns(stream)
 
 
 def _broken(line: str, width: int, hang: int) -> str:
@@ -114,11 +130,11 @@ def _broken(line: str, width: int, hang: int) -> str:
     indent = " " * (len(line) - len(words))
     hanging = indent + " " * min(hang, width // 4)
 
-    def glued(code: re.Match[str]) -> str:
+    def whole(code: re.Match[str]) -> str:
         return code[0].replace(" ", _GLUE) if len(hanging) + len(code[0]) <= width else code[0]
 
-    return textwrap.fill(
-        _CODE.sub(glued, words),
+    filled = textwrap.fill(
+        _CODE.sub(whole, glued(words)),
         width,
         initial_indent=indent,
         subsequent_indent=hanging,
@@ -126,7 +142,8 @@ def _broken(line: str, width: int, hang: int) -> str:
         break_on_hyphens=False,
         expand_tabs=False,
         replace_whitespace=False,
-    ).replace(_GLUE, " ")
+    )
+    return unglued(filled)
 
 
 def ornamented(text: str, stream: TextIO) -> str:

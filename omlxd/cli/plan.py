@@ -145,8 +145,12 @@ def _asked(plan: Plan) -> list[Verdict]:
 def _remedy(verdict: Verdict) -> str:
     if verdict.max_context_tokens:
         return f"`--context {verdict.max_context_tokens}` would fit"
+    if verdict.waits_for:
+        idle = f"{named(verdict.waits_for)} {'is' if len(verdict.waits_for) == 1 else 'are'} idle"
+        return f"ask all the same, it waits its turn; `omlxd status` shows when {idle}"
     if verdict.beside:
-        return f"`omlxd unpin` or `omlxd unload` one of {', '.join(verdict.beside)}, or raise `max_memory`"
+        names = named(each.name for each in verdict.beside)
+        return f"`omlxd unpin` or `omlxd unload` one of {names}, or raise `max_memory`"
     return (
         "raise `max_memory`, or choose smaller models" if verdict.binding == "max_memory" else "choose smaller models"
     )
@@ -162,7 +166,7 @@ def _limits_to_come(manifest: Manifest, state: SavedState) -> MemoryLimits:
 
 def _pinned(manifest: Manifest, state: SavedState, *, warn: bool) -> tuple[Neighbour, ...]:
     """Who will always be in memory when a daemon runs; a pinned model with bad files will not be."""
-    from omlxd.core.plan import Neighbour
+    from omlxd.core.plan import PINNED, Neighbour
     from omlxd.daemon.model_files import model_folder, read_model_folder
 
     found = []
@@ -174,7 +178,7 @@ def _pinned(manifest: Manifest, state: SavedState, *, warn: bool) -> tuple[Neigh
                 if warn:
                     output.warn(f"the pinned `{model.name}` is left out: {failed.message}")
                 continue
-            found.append(Neighbour(model.name, held_bytes, True, "pinned"))
+            found.append(Neighbour(model.name, held_bytes, True, PINNED))
     return tuple(found)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from omlxd.cli import output
 from omlxd.cli.event_sentences import SENTENCES
 from omlxd.cli.values import clock, named, number, one_line, pairs, size
 from omlxd.core.events import EventName
@@ -19,12 +21,19 @@ _ACTIONS: Final = {
     "park": "parked a request of",
     "cut_short": "cut short an answer of",
 }
+_SENTENCE_COLUMN: Final = 38
 
 
 def event_line(record: Mapping[str, Any]) -> str:
     """`17:40:48.250 info    load_finished    loaded `small` (48.0 MiB) in 350 ms`."""
     level, name = one_line(record.get("level")) or "?", one_line(record.get("event")) or "?"
     return f"{clock(record.get('ts'))} {level:<7} {name:<16} {event_sentence(record)}".rstrip()
+
+
+def write_event(record: Mapping[str, Any]) -> None:
+    """Write its line to stdout: in the colour of its severity, and on a terminal broken between words."""
+    line = output.wrapped(output.ornamented(event_line(record), sys.stdout), sys.stdout, hang=_SENTENCE_COLUMN)
+    sys.stdout.write(output.painted_by_level(line, record.get("level"), sys.stdout) + "\n")
 
 
 def event_sentence(record: Mapping[str, Any]) -> str:

@@ -34,7 +34,6 @@ WIDTH_ON_A_PIPE: Final = 200
 EVENTS_OF_A_MODEL: Final = 8
 EVENTS_OF_A_REQUEST: Final = 20
 _LABEL_COLUMNS: Final = 11
-_NUMBER_AND_UNIT: Final = r"(\d) ([KMGTPE]?i?B\b|ms\b|s\b|min\b|h\b|tokens?\b)"
 
 
 def why(
@@ -177,12 +176,11 @@ class _Inquiry:
 
     def _wrapped(self, head: str, text: str, *, colour: str = "") -> None:
         """The text beside its head, in as many lines as it takes; columns of a table keep their blanks."""
-        held_together = re.sub(_NUMBER_AND_UNIT, "\\1\u00a0\\2", text)
         lines = textwrap.wrap(
-            held_together, max(20, _width() - len(head)), break_long_words=False, break_on_hyphens=False
+            output.glued(text), max(20, _width() - len(head)), break_long_words=False, break_on_hyphens=False
         )
         for line in lines or [""]:
-            whole = f"{head}{line}".replace("\u00a0", " ").rstrip()
+            whole = output.unglued(f"{head}{line}").rstrip()
             output.data(output.painted(whole, colour, sys.stdout) if colour else whole)
             head = " " * len(head)
 

@@ -1,20 +1,24 @@
 """Whether models would fit, before anything is loaded: pure arithmetic on predictions, limits and who is there.
 
 The same rules as at the door: what stays (weights, KV caches) against the soft limit, what stays and the largest step
-in passing against the hard one; a prompt's chunk shrinks first; idle models go, pinned and busy ones stay.
+in passing against the hard one; a prompt's chunk shrinks first; idle models go, pinned ones stay, and busy ones stay
+for now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from omlxd.core.admission import chunks
 from omlxd.core.costs import KvCosts
 from omlxd.core.ledger import reserved_tokens
 from omlxd.core.limits import MemoryLimits
 from omlxd.core.units import format_bytes
+from omlxd.core.wording import named
 
+PINNED: Final = "pinned"
 LONGEST_TOKENS = 1 << 20
 """How far the longest context is looked for where neither the model nor the manifest says."""
 
@@ -48,13 +52,18 @@ class Neighbour:
         name: the model.
         held_bytes: what it holds or has been promised.
         stays: whether it may not be unloaded now.
-        why: `pinned`, `busy`, or empty.
+        why: `pinned`, `busy`, `loading`, `unloading`, or empty.
     """
 
     name: str
     held_bytes: int
     stays: bool
     why: str = ""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is still in the way when it has nothing to do."""
+        return self.why == PINNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,7 @@ class Verdict:
         fits: whether it would run as wished.
         need: what it takes, together when there are several.
         evict: the models that would be unloaded for it, least recently used first.
-        beside: the models that stay in its way.
+        beside: the models that stay in its way, each with its reason.
         beside_bytes: what those hold.
         limit_bytes: the limit that binds: the one that is nearest, or broken.
         binding: what sets that limit: `max_memory`, `ram`, `metal`, ...; `none` without limits.
@@ -104,13 +113,15 @@ class Verdict:
         max_context_tokens: the longest context at this concurrency; 0 when not even a short prompt fits.
         max_concurrency: the most requests at this context, up to what is batched; 0 when none fits.
         known: whether the KV and transient formulas of its architecture were checked.
+        waits_for: the busy models without which it would fit: a request waits for them; empty when it fits anyway.
+        parks: whether what those run for too long is parked then.
     """
 
     names: tuple[str, ...]
     fits: bool
     need: Need
     evict: tuple[str, ...]
-    beside: tuple[str, ...]
+    beside: tuple[Neighbour, ...]
     beside_bytes: int
     limit_bytes: int
     binding: str
@@ -119,19 +130,22 @@ class Verdict:
     max_context_tokens: int = 0
     max_concurrency: int = 0
     known: bool = True
+    waits_for: tuple[str, ...] = ()
+    parks: bool = False
 
     @property
     def why(self) -> str:
         """The verdict in one sentence."""
-        named = ", ".join(f"`{name}`" for name in self.names)
-        need = f"{named} {'needs' if len(self.names) == 1 else 'need'} {self._sum_text}"
+        names = ", ".join(f"`{name}`" for name in self.names)
+        need = f"{names} {'needs' if len(self.names) == 1 else 'need'} {self._sum_text}"
         if self.beside:
-            need += f", beside {format_bytes(self.beside_bytes)} of " + ", ".join(f"`{name}`" for name in self.beside)
+            beside = (f"`{each.name}`{f' ({each.why})' if each.why else ''}" for each in self.beside)
+            need += f", beside {format_bytes(self.beside_bytes)} of {', '.join(beside)}"
         if not self.limit_bytes:
             return f"{need}; no limit is enforced"
         limit = f"the {'hard' if self.hard else 'soft'} limit {format_bytes(self.limit_bytes)} ({self.binding})"
         if not self.fits:
-            return f"{need}: {format_bytes(self.short_bytes)} more than {limit} leaves"
+            return f"{need}: {format_bytes(self.short_bytes)} more than {limit} leaves{self._wait_text}"
         fit = "fits" if len(self.names) == 1 else "fit"
         return f"{need}, and {fit}: {format_bytes(-self.short_bytes)} are left below {limit}"
 
@@ -143,6 +157,16 @@ class Verdict:
             return compared
         passing = f"{format_bytes(passing_bytes)} in passing"
         return f"{compared}, of which {passing}" if self.hard else f"{compared} that stay (and {passing})"
+
+    @property
+    def _wait_text(self) -> str:
+        """What becomes of a request all the same, when those in the way are only busy."""
+        if not self.waits_for:
+            return ""
+        one = len(self.waits_for) == 1
+        until = f"until {'it is' if one else 'they are'} idle"
+        parked = f", or {'its' if one else 'their'} requests are parked for it" if self.parks else ""
+        return f" while {named(self.waits_for)} {'is' if one else 'are'} busy; a request waits {until}{parked}"
 
     @property
     def _compared_bytes(self) -> int:
@@ -159,6 +183,7 @@ class Planner:
         chunk_tokens: tokens of a prefill step, if all is well.
         max_batch: requests of one model that decode together.
         unaccounted_bytes: memory in use that belongs to no model.
+        parks: whether requests that run for too long are parked for a model that waits.
     """
 
     limits: MemoryLimits
@@ -166,6 +191,7 @@ class Planner:
     chunk_tokens: int = 256
     max_batch: int = 32
     unaccounted_bytes: int = 0
+    parks: bool = False
 
     def alone(self, wish: Wish) -> Verdict:
         """How one model would fare, with what is idle unloaded for it."""
@@ -191,14 +217,23 @@ class Planner:
             fits=fits,
             need=need,
             evict=evict,
-            beside=tuple(each.name for each in staying),
+            beside=tuple(staying),
             beside_bytes=stays_bytes,
             limit_bytes=self.limits.hard_bytes if hard else self.limits.soft_bytes,
             binding=(self.limits.hard_binding if hard else self.limits.binding) if self._limited else "none",
             hard=hard,
             short_bytes=short,
             known=all(wish.costs.certain for wish in wishes),
+            waits_for=() if fits else self._waits_for(wishes, staying),
+            parks=self.parks,
         )
+
+    def _waits_for(self, wishes: Sequence[Wish], staying: Sequence[Neighbour]) -> tuple[str, ...]:
+        """The busy models, if it fits once they are idle."""
+        kept_bytes = self.unaccounted_bytes + sum(each.held_bytes for each in staying if each.pinned)
+        if self._shortage(kept_bytes, self._need(wishes, kept_bytes))[0] > 0:
+            return ()
+        return tuple(each.name for each in staying if not each.pinned)
 
     @property
     def _limited(self) -> bool:

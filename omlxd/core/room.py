@@ -35,7 +35,8 @@ class Room:
         kind: load now, evict `victims` first, wait for `blockers`, or refuse.
         why: the reason in plain words with numbers.
         victims: the models to unload, least recently used first (`evict`).
-        blockers: who must end or give way before it fits (`wait`); empty when memory is unaccounted for.
+        blockers: who must end or give way before it fits (`wait`), empty when memory is unaccounted for; or which
+            pinned models keep it out (`never`).
         short_bytes: what is missing now.
         binding: the part of the limits that binds: `max_memory`, `ram`, `metal`, `pinned`, ...
         need_bytes: what the model takes.
@@ -148,7 +149,8 @@ def _never(
         f"`{model}` needs {format_bytes(need_bytes)} and pinned models hold {format_bytes(pinned_bytes)} ({names}),"
         f" together more than the {name} {format_bytes(limit_bytes)} ({limits.binding})"
     )
-    return Room(RoomKind.NEVER, why, need_bytes, used_bytes, limit_bytes, "pinned")
+    blockers = tuple(entry.name for entry in pinned)
+    return Room(RoomKind.NEVER, why, need_bytes, used_bytes, limit_bytes, "pinned", blockers=blockers)
 
 
 def _evictable(entry: EntrySnapshot) -> bool:

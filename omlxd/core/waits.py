@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from omlxd.core.admission import Admission
 from omlxd.core.room import Room, RoomKind
@@ -22,6 +22,12 @@ def request_waits_for(answer: Admission) -> str:
     if answer.binding == "system":
         return f"waiting for other programs to give memory back{_short(answer.short_bytes)}"
     return _waiting(answer.blockers, answer.short_bytes)
+
+
+def parked_waits_for(pinned: Sequence[str], refusal: str) -> str:
+    """What a parked request waits for that cannot go on under these limits, beside these pinned models."""
+    unpinned = f"{' or '.join(f'`{name}`' for name in pinned)} to be unpinned, or for " if pinned else ""
+    return f"waiting for {unpinned}a higher limit: {refusal}"
 
 
 def waits_behind(ahead: int, model: str) -> str:

@@ -14,7 +14,8 @@ from omlxd.core.costs import costs_of_config
 from omlxd.core.errors import InvalidRequest, LoadFailed, NotPermitted, OmlxError
 from omlxd.core.limits import MemoryLimits
 from omlxd.core.manifest import Manifest, ModelSettings
-from omlxd.core.plan import Neighbour, Planner, Verdict, Wish
+from omlxd.core.memory import Policy
+from omlxd.core.plan import PINNED, Neighbour, Planner, Verdict, Wish
 from omlxd.core.saved_state import SavedState
 from omlxd.core.states import SCHEMA, EntryState
 from omlxd.daemon.model_files import model_folder, read_model_folder
@@ -158,6 +159,7 @@ def planner_of(
         chunk_tokens=manifest.daemon.prefill_chunk_tokens,
         max_batch=manifest.daemon.max_batch,
         unaccounted_bytes=unaccounted_bytes,
+        parks=manifest.daemon.policy is Policy.GRACEFUL,
     )
 
 
@@ -174,9 +176,10 @@ def neighbours_of(models: Sequence[Mapping[str, Any]]) -> tuple[Neighbour, ...]:
 
     def why(model: Mapping[str, Any]) -> str:
         if model["pinned"]:
-            return "pinned"
-        idle = model["state"] == EntryState.LOADED.value and not (model["running"] or model["waiting"])
-        return "" if idle else "busy"
+            return PINNED
+        if model["state"] != EntryState.LOADED.value:
+            return str(model["state"])
+        return "busy" if model["running"] or model["waiting"] else ""
 
     return tuple(Neighbour(model["name"], model["committed_bytes"], bool(why(model)), why(model)) for model in held)
 
@@ -192,8 +195,9 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "fits": verdict.fits,
         **asdict(verdict.need),
         "evict": list(verdict.evict),
-        "beside": list(verdict.beside),
+        "beside": [each.name for each in verdict.beside],
         "beside_bytes": verdict.beside_bytes,
+        "waits_for": list(verdict.waits_for),
         "limit_bytes": verdict.limit_bytes,
         "binding": verdict.binding,
         "hard": verdict.hard,

@@ -89,7 +89,7 @@ def prompt_too_large(ask: Ask, answer: Admission) -> PrefillMemoryExceeded:
     """The prompt could not run even alone: the estimate, the limit, what binds, and the one thing to do (R11)."""
     longest = answer.longest_prompt_tokens
     if answer.binding == "pinned":
-        hint = "unpin " + ", ".join(f"`{name}`" for name in answer.blockers)
+        hint = _unpin(answer.blockers)
     elif answer.raise_to_bytes is not None:
         hint = f"raise the limit with `omlxd limit {-(-answer.raise_to_bytes // MIB)}M`"
         hint += f", or send at most {longest} tokens" if longest else ""
@@ -107,6 +107,7 @@ def prompt_too_large(ask: Ask, answer: Admission) -> PrefillMemoryExceeded:
             "limit_bytes": answer.limit_bytes,
             "binding": answer.binding,
             "longest_prompt_tokens": longest,
+            **({"pinned": list(answer.blockers)} if answer.binding == "pinned" else {}),
         },
     )
 
@@ -129,11 +130,13 @@ def no_room(model: str, answer: Admission, waited_s: float) -> Busy:
     )
 
 
-def parked_too_long(model: str, waited_s: float) -> Busy:
-    """A parked request did not fit again before its deadline."""
+def parked_too_long(model: str, waited_s: float, refusal: OmlxError | None = None) -> Busy:
+    """A parked request did not fit again before its deadline; `refusal` says what kept it out to the end."""
+    because = "" if refusal is None else f": {refusal.message}"
+    hint = None if refusal is None else refusal.hint
     return Busy(
-        f"a request to `{model}` was parked for {waited_s:.0f} s and did not fit again (`park_deadline`)",
-        hint="try again later, or raise the limit with `omlxd limit`",
+        f"a request to `{model}` was parked for {waited_s:.0f} s and did not fit again (`park_deadline`){because}",
+        hint=hint or "try again later, or raise the limit with `omlxd limit`",
         details={"model": model, "retry_after_s": 10.0},
     )
 
@@ -161,12 +164,12 @@ def larger_than_predicted(model: str, weights_bytes: int, predicted_bytes: int, 
 
 def does_not_fit(model: str, room: Room) -> DoesNotFit:
     """The model can never be loaded under these limits and pins."""
-    hint = (
-        "unpin a model, or raise the limit with `omlxd limit`"
-        if room.binding == "pinned"
-        else "raise the limit with `omlxd limit`, or use a smaller or more quantised model"
-    )
-    return DoesNotFit(room.why, hint=hint, details={"model": model, **_numbers(room), "binding": room.binding})
+    details = {"model": model, **_numbers(room), "binding": room.binding}
+    if room.binding != "pinned":
+        hint = "raise the limit with `omlxd limit`, or use a smaller or more quantised model"
+        return DoesNotFit(room.why, hint=hint, details=details)
+    hint = f"{_unpin(room.blockers)}, or raise the limit with `omlxd limit`"
+    return DoesNotFit(room.why, hint=hint, details={**details, "pinned": list(room.blockers)})
 
 
 def no_room_beside(model: str, room: Room, loaded: Sequence[str]) -> DoesNotFit:
@@ -197,6 +200,10 @@ def nobody_asks(model: str, room: Room) -> LoadCancelled:
             model, f"it would have to wait for {named(room.blockers) or 'memory'}, and nobody asks for it any more"
         )
     return cancelled(model, f"{named(room.victims)} would have to make way, and nobody asks for it any more")
+
+
+def _unpin(names: Sequence[str]) -> str:
+    return f"unpin {'one of ' if len(names) > 1 else ''}{named(names)}"
 
 
 def _numbers(room: Room) -> dict[str, int]:

@@ -60,7 +60,7 @@ class Generation:
         prompt_tokens, prefilled_tokens, generated_tokens: counts so far.
         generated: the tokens of the answer so far.
         parks: how often it was parked.
-        waits_for: what it waits for at the door, in words; None when it does not stand there.
+        waits_for: what it waits for at the door, or parked under limits that keep it out, in words; else None.
         parked_at_s: since when it is parked, on the pool's clock; None when it is not.
         ran_under: the highest limits while the engine had it.
         vain_parks, vain_s: how often and how long it was parked since its last token.

@@ -18,7 +18,9 @@ from omlxd.core.errors import (
     ShuttingDown,
 )
 from omlxd.core.events import Event, EventName
+from omlxd.core.snapshot import Limits
 from omlxd.core.states import EntryState, FinishReason
+from omlxd.core.waits import parked_waits_for
 from omlxd.daemon.entry import EnginePoolEntry
 from omlxd.daemon.model_files import model_folder
 from omlxd.daemon.model_watch import ModelWatch
@@ -50,7 +52,8 @@ MOST_AGAIN_S = 8.0
 class Request:
     """A request from its arrival to its end; `tokens` once there is a tokenizer, `told` once it was said to wait.
 
-    `codec` made the tokens: when the model's files are others by the time it is loaded, they are made again.
+    `codec` made the tokens: when the model's files are others by the time it is loaded, they are made again. `refusal`
+    is why it stays parked under the limits and pins in force.
     """
 
     entry: EnginePoolEntry
@@ -61,6 +64,7 @@ class Request:
     codec: TextCodec | None = None
     told: bool = False
     constraint: Constraint | None = None
+    refusal: OmlxError | None = None
 
     def drop_stale_tokens(self, codec: TextCodec | None) -> None:
         """Forget tokens that another tokenizer made, unless an answer to them has begun."""
@@ -228,7 +232,8 @@ class Serving:
         """The same for a parked request: it is in no hurry, and what can never go on ends with the text it has.
 
         What outgrew the limits ends at once. What does not fit because they were lowered under it waits for better
-        ones, as long as a parked request may wait; while it is drained it ends at once too.
+        ones, or for who is pinned to make room, as long as a parked request may wait; while it is drained it ends at
+        once too.
 
         Raises:
             Busy, DoesNotFit, PrefillMemoryExceeded: it has no text yet.
@@ -247,17 +252,13 @@ class Serving:
                         raise
                     await asyncio.sleep(AGAIN_S)  # its load had to wait too long for others, or to make way for them
                     return None
-                except (DoesNotFit, PrefillMemoryExceeded):
-                    limits = pool.limits
-                    if generation.ran_under is None or not limits.below(generation.ran_under):
+                except (DoesNotFit, PrefillMemoryExceeded) as error:
+                    if generation.ran_under is None or not pool.limits.below(generation.ran_under):
                         raise  # it has outgrown them
-                    while pool.limits == limits:
-                        if self._drains(request):
-                            raise  # better limits are not waited for
-                        await pool.change.wait()
+                    await self._until_it_may_fit(request, error)
                     return None
         except TimeoutError:
-            end: OmlxError = parked_too_long(generation.model, self.park_deadline_s)
+            end: OmlxError = parked_too_long(generation.model, self.park_deadline_s, request.refusal)
         except (DoesNotFit, PrefillMemoryExceeded) as error:
             end = error
         if not generation.generated:
@@ -265,6 +266,27 @@ class Serving:
         so_far = "" if isinstance(end, Busy) else "going on takes its text so far as part of the prompt, and "
         generation.cut_short = Cut(so_far + end.message)
         return None
+
+    async def _until_it_may_fit(self, request: Request, refusal: OmlxError) -> None:
+        """Wait for other limits, or for a pinned model to go or lose its pin; raises `refusal` while it is drained."""
+        pool, generation, bound = self._pool, request.generation, self._bound()
+        generation.waits_for = parked_waits_for(refusal.details.get("pinned", ()), refusal.message)
+        pool.dispatch.log.waits(generation, "; ".join(filter(None, [refusal.message, refusal.hint])))
+        request.refusal = refusal
+        try:
+            while self._bound() == bound:
+                if self._drains(request):
+                    raise refusal  # better limits are not waited for
+                await pool.change.wait()
+            request.refusal = None
+        finally:
+            generation.waits_for = None
+
+    def _bound(self) -> tuple[Limits, frozenset[str]]:
+        """What may keep a model or a prompt out for good: the limits, and the pinned models that are there."""
+        absent = (EntryState.UNLOADED, EntryState.FAILED)
+        entries = self._pool.entries.values()
+        return self._pool.limits, frozenset(each.name for each in entries if each.pinned and each.state not in absent)
 
     def _drains(self, request: Request) -> bool:
         draining = request.entry.draining

@@ -70,6 +70,22 @@ def test_with_a_daemon_its_limits_and_its_idle_models_count(omlxd: Omlxd, manife
     assert plan["models"][0]["evict"] == ["chat"]
 
 
+def test_a_busy_model_in_the_way_is_said_to_be_waited_for(omlxd: Omlxd, manifest: Path, fake: FakeDaemon) -> None:
+    status = STATUS.to_json() | {"manifest": str(manifest)}
+    status["memory"] |= {"soft_limit": 120 * MIB, "hard_limit": 400 * MIB, "unaccounted": 0}
+    busy = {"state": "loaded", "pinned": False, "running": 1, "waiting": 0, "last_used_s": 0.0}
+    chat = next(model for model in status["models"] if model["name"] == "chat")
+    status["models"] = [chat | busy | {"committed_bytes": 80 * MIB}]
+    fake.routes["GET /v1/control/status"] = as_json(status)
+    done = omlxd("plan", "small")
+    assert done.returncode == 5
+    assert "beside 80.0 MiB of `chat` (busy)" in done.stdout
+    assert "a request waits until it is idle, or its requests are parked for it" in done.stdout
+    assert "hint: ask all the same, it waits its turn; `omlxd status` shows when `chat` is idle" in done.stderr
+    (small,) = _plan(omlxd, "small")["models"]
+    assert (small["fits"], small["beside"], small["waits_for"]) == (False, ["chat"], ["chat"])
+
+
 def test_load_estimate_only_loads_nothing_and_shows_the_plan(omlxd: Omlxd, manifest: Path) -> None:
     done = omlxd("load", "small", "--estimate-only")
     assert done.returncode == 0

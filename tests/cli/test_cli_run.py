@@ -192,6 +192,17 @@ def test_a_terminal_sees_no_control_characters_and_a_pipe_the_text_as_it_is(
     assert omlxd("run", "chat", "hello").stdout == "a\x1b[2Jb\x07\n"
 
 
+def test_a_terminal_breaks_the_answer_between_words_and_a_pipe_has_it_as_it_is(
+    omlxd: Omlxd, fake: FakeDaemon, environment: dict[str, str]
+) -> None:
+    answer = as_events(chunk("one two th"), chunk("ree fo"), chunk("ur"), chunk(finish="stop"))
+    fake.routes[CHAT_ROUTE] = answer
+    narrow = environment | {"TERM": "xterm", "COLUMNS": "12"}
+    assert _on_a_terminal(narrow, "run", "chat", "hello") == "one two\nthree four\n"
+    fake.routes[CHAT_ROUTE] = answer
+    assert omlxd("run", "chat", "hello").stdout == "one two three four\n"
+
+
 def test_what_is_piped_in_comes_before_the_prompt(omlxd: Omlxd, fake: FakeDaemon) -> None:
     fake.routes[CHAT_ROUTE] = ANSWER
     omlxd("run", "chat", "summarise", stdin="two\nlines\n")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlxd.cli import output
+from omlxd.cli.sentences import write_event
 from omlxd.core.errors import OmlxError
 from tests.cli.conftest import Omlxd
 
@@ -69,6 +70,32 @@ def test_what_is_longer_than_a_line_is_broken_at_its_blanks_or_not_at_all() -> N
     assert output.wrapped(f"look at {path} please", Terminal()).split("\n") == ["look at", f"  {path}", "  please"]
     code = "`omlxd start --max-memory 8G --manifest models.toml`"
     assert max(map(len, output.wrapped(f"type {code}", Terminal()).split("\n"))) <= 40
+
+
+def test_a_number_keeps_its_unit() -> None:
+    text = "a limit is not larger than that: 12.5 MiB, and in 4 tokens it would be over it, after 300 ms or 2 min 5 s"
+    lines = output.wrapped(text, Terminal()).split("\n")
+    assert len(lines) > 2
+    assert " ".join(line.strip() for line in lines) == text
+    assert not any(line[-1].isdigit() for line in lines)
+
+
+def test_an_event_is_broken_between_words_on_a_terminal_and_a_line_on_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TZ", "UTC")
+    record = {"ts": 0.0, "level": "warning", "event": "load_failed", "model": "a", "error": {"message": LONG}}
+    monkeypatch.setattr(sys, "stdout", shown := Terminal())
+    write_event(record)
+    lines = shown.getvalue().removeprefix("\x1b[33m").removesuffix("\x1b[0m\n").split("\n")
+    assert lines[0].endswith(" warning load_failed      `a` could not be loaded: the pinned models")
+    assert len(lines) == 3
+    assert all(len(line) <= 80 for line in lines)
+    assert all(line.startswith(" " * 20) for line in lines[1:])
+    assert LONG in " ".join(line.strip() for line in lines)
+    monkeypatch.setattr(sys, "stdout", piped := io.StringIO())
+    write_event(record)
+    assert piped.getvalue().endswith(f"`a` could not be loaded: {LONG}\n")
+    assert piped.getvalue().count("\n") == 1
 
 
 def test_lines_of_the_text_stay_lines_and_what_is_quoted_is_left_alone() -> None:

@@ -18,6 +18,7 @@ from omlxd.cli.memory_bar import memory_bar, memory_parts
 from omlxd.cli.screen.feed import Look
 from omlxd.cli.screen.page import LEAST_LINES, page, shared_out
 from omlxd.cli.screen.state import Row, ScreenState
+from omlxd.cli.sentences import decision_sentence
 from omlxd.core.errors import DaemonNotRunning
 from tests.cli.fake_daemon import CHAT, MIB, STATUS, model_json
 from tests.fakes.terminal import seen, written
@@ -172,11 +173,58 @@ def test_who_waits_says_what_for_and_who_prefills_how_far() -> None:
     assert "██░░░░░░░░ 1024/4096" in text
 
 
-def test_decisions_take_one_line_each() -> None:
-    lines = seen(page(state_of(status(recent_decisions=STATUS.recent_decisions * 20)), 80, 40), 80, 40)
+def test_decisions_take_one_line_each_where_there_is_no_room_for_more() -> None:
+    body = status(recent_decisions=STATUS.recent_decisions * 20)
+    lines = seen(page(state_of(body), 80, 30), 80, 30)
     told = [line for line in lines if line.startswith("  17:40:48 unloaded `small` (48.0 MiB freed): active memory")]
     assert len(told) == 8
     assert all(len(line) == 80 and line.endswith("…") for line in told)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_where_lines_are_free_decisions_are_told_to_their_end(columns: int) -> None:
+    body = status(recent_decisions=STATUS.recent_decisions * 20)
+    lines = seen(page(state_of(body), columns, 70), columns, 70)
+    told = lines[lines.index("last decisions") + 1 : -1]
+    whole = " ".join(" ".join(told).split())
+    assert whole == " ".join(f"17:40:48 {decision_sentence(STATUS.recent_decisions[-1])}" for _ in range(8))
+    assert {line[:11] for line in told if line} == {"  17:40:48 ", " " * 11}
+    assert not any(line[-1:].isdigit() for line in told)
+
+
+def test_the_newest_decisions_get_the_lines_that_are_free() -> None:
+    body = status(recent_decisions=STATUS.recent_decisions * 20)
+    lines = seen(page(state_of(body), 80, 33), 80, 33)
+    told = lines[lines.index("last decisions") + 1 : -1]
+    assert [line.endswith("…") for line in told] == [True] * 6 + [False, True] + [False] * 3
+
+
+def test_where_lines_are_free_notes_are_told_to_their_end_before_decisions_are() -> None:
+    error = "`chat` needs 61.4 MiB and pinned models hold 57.4 MiB (`small`), together more than the soft limit allows"
+    models = [model_json(CHAT) | {"waits_for": None, "error": error if not at else None} for at in range(5)]
+    waiting = WAITING | {"waits_for": f"waiting for `small` to be unpinned, or for a higher limit: {error}"}
+    body = status(models=models, requests=[waiting])
+    least = 1 + 4 + 8 + 4 + 3 + 1  # header, memory, models, requests and decisions below a blank line each, keys
+    for spare, told in ((0, (1, 1, 1)), (1, (2, 1, 1)), (2, (2, 2, 1)), (4, (2, 3, 2)), (20, (2, 3, 3))):
+        lines = seen(page(state_of(body), 80, least + spare), 80, least + spare)
+        at = [
+            next(at for at, line in enumerate(lines) if begin in line)
+            for begin in ("└ `chat`", "└ waiting", "17:40:48")
+        ]
+        found = [next(more for more in range(1, 9) if not lines[first + more].startswith("      ")) for first in at]
+        assert tuple(found) == told
+        notes = " ".join(" ".join(lines[at[0] : at[0] + found[0]]).split())
+        assert (error in notes) == (told[0] == 2)
+
+
+def test_why_memory_is_over_the_limit_has_two_lines_where_there_is_room() -> None:
+    body = status()
+    reason = (
+        "used memory 450 MiB is 50.0 MiB over the soft limit 400 MiB (max_memory), and all models are pinned: `chat`"
+    )
+    body["enforcer"] |= {"level": "exhausted", "reason": reason}
+    assert reason in " ".join(" ".join(seen(page(state_of(body), 80, 24), 80, 24)).split())
+    assert reason not in " ".join(" ".join(seen(page(state_of(body), 80, 19), 80, 19)).split())
 
 
 def test_models_come_before_decisions_of_which_the_newest_is_always_there() -> None:
@@ -194,7 +242,9 @@ def test_models_come_before_decisions_of_which_the_newest_is_always_there() -> N
 def test_a_decision_that_is_cut_is_seen_to_go_on_without_utf8_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     lines = seen(page(state_of(status()), 80, 24), 80, 24)
-    (told,) = (line for line in lines if line.startswith("  17:40:48 unloaded"))
+    at = next(at for at, line in enumerate(lines) if line.startswith("  17:40:48 unloaded"))
+    told = lines[-2]
+    assert at == len(lines) - 3
     assert len(told) == 80
     assert told.endswith("...")
 

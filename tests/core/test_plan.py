@@ -81,9 +81,28 @@ def test_idle_models_would_go_least_recently_used_first_and_no_more_than_needed(
 def test_pinned_and_busy_models_stay_in_the_way() -> None:
     neighbours = (Neighbour("pinned", 60 * MIB, True, "pinned"), Neighbour("idle", 60 * MIB, False))
     verdict = Planner(limits(150, 400), neighbours).alone(WISH)
-    assert (verdict.fits, verdict.evict, verdict.beside) == (False, (), ("pinned",))
+    assert (verdict.fits, verdict.evict, verdict.beside) == (False, (), neighbours[:1])
+    assert verdict.waits_for == ()
+    assert "beside 60.0 MiB of `pinned` (pinned): " in verdict.why
+    assert verdict.why.endswith(" leaves")
     assert verdict.short_bytes == 60 * MIB + verdict.need.stays_bytes - 150 * MIB
     assert (verdict.max_context_tokens, verdict.max_concurrency) == (0, 0)
+
+
+def test_a_busy_model_in_the_way_is_waited_for_unless_a_pinned_one_is_too() -> None:
+    busy, loading = Neighbour("busy", 60 * MIB, True, "busy"), Neighbour("soon", 10 * MIB, True, "loading")
+    planner = Planner(limits(150, 400), (busy, loading), parks=True)
+    verdict = planner.alone(WISH)
+    assert (verdict.fits, verdict.waits_for) == (False, ("busy", "soon"))
+    assert "of `busy` (busy), `soon` (loading): " in verdict.why
+    assert verdict.why.endswith(
+        "leaves while `busy`, `soon` are busy; a request waits until they are idle, or their requests are parked for it"
+    )
+    alone = replace(planner, neighbours=(busy,), parks=False).alone(WISH)
+    assert alone.why.endswith("leaves while `busy` is busy; a request waits until it is idle")
+    pinned = Neighbour("pinned", 60 * MIB, True, "pinned")
+    assert replace(planner, neighbours=(busy, pinned)).alone(WISH).waits_for == ()
+    assert replace(planner, limits=limits(200, 400)).alone(WISH).waits_for == ()
 
 
 def test_a_model_that_is_loaded_is_not_its_own_neighbour() -> None:

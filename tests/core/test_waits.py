@@ -6,7 +6,7 @@ import pytest
 
 from omlxd.core.admission import Admission, AdmissionKind
 from omlxd.core.room import Room, RoomKind
-from omlxd.core.waits import load_waits_for, request_waits_for
+from omlxd.core.waits import load_waits_for, parked_waits_for, request_waits_for
 
 GIB = 2**30
 
@@ -38,3 +38,11 @@ def test_a_load_says_who_is_in_its_way(kind: RoomKind, names: tuple[str, ...], s
 def test_a_request_says_who_is_in_its_way(binding: str, blockers: tuple[str, ...], short_bytes: int, said: str) -> None:
     answer = Admission(AdmissionKind.WAIT, "why", binding=binding, blockers=blockers, short_bytes=short_bytes)
     assert request_waits_for(answer) == said
+
+
+def test_who_is_parked_for_good_says_what_would_help() -> None:
+    assert parked_waits_for((), "it is large") == "waiting for a higher limit: it is large"
+    assert (
+        parked_waits_for(("a", "b"), "it is large")
+        == "waiting for `a` or `b` to be unpinned, or for a higher limit: it is large"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omlxd.core.errors import Busy, LoadCancelled, PrefillMemoryExceeded, RequestAborted, ShuttingDown
+from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, PrefillMemoryExceeded, RequestAborted, ShuttingDown
 from omlxd.core.events import EventName
 from omlxd.core.graceful import PARKED_ENOUGH
 from omlxd.core.memory import Policy
@@ -18,6 +18,7 @@ from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.pool import EnginePool
 from omlxd.daemon.refusals import aborted, cancelled
 from omlxd.daemon.request import Generation
+from omlxd.daemon.waits import request_waits
 from omlxd.engine.orders import MIB
 from tests.daemon.test_admission import TOKEN, orders, scene_of, start
 from tests.fakes.clock import on_virtual_time, run
@@ -607,6 +608,63 @@ async def test_a_limit_that_stays_too_low_ends_it_with_its_text_at_the_park_dead
         assert 20 < generation.generated_tokens < 200
         assert generation.finish_reason is FinishReason.LENGTH
         assert pool.clock() - parked_at_s == pytest.approx(300, abs=2)
+
+
+@pytest.mark.parametrize("pinned", [("b",), ("a", "b")], ids=["its model goes", "its model stays"])
+@pytest.mark.parametrize("way_out", ["unpin", "unload"])
+def test_one_that_a_pinned_model_keeps_out_says_so_and_goes_on_when_that_may_go(
+    pinned: tuple[str, ...], way_out: str
+) -> None:
+    run(_a_pin_in_the_way(pinned, way_out))
+
+
+async def _a_pin_in_the_way(pinned: tuple[str, ...], way_out: str) -> None:
+    scene = scene_of({"a": 100, "b": 100}, pinned=pinned)
+    async with scene.pool as pool:
+        generation = await _kept_out_by_a_pin(scene)
+        told = request_waits(pool, generation)
+        assert told is not None
+        assert told.startswith("waiting for `b` to be unpinned, or for a higher limit: ")
+        assert told.endswith("more than the soft limit 150 MiB (max_memory)")
+        event = scene.named(EventName.REQUEST_WAITING)[-1]
+        assert event.request == generation.id
+        assert "more than the soft limit 150 MiB (max_memory); unpin `b`" in event.fields["reason"]
+        await asyncio.sleep(100)
+        assert generation.state is RequestState.PARKED
+        if way_out == "unpin":
+            pool.unpin("b")
+        else:
+            await pool.unload("b")
+        assert await generation.text() == words(200)
+        assert generation.parks == 1
+
+
+@on_virtual_time
+async def test_one_that_a_pinned_model_keeps_out_to_the_end_is_told_who_it_was() -> None:
+    scene = scene_of({"a": 100, "b": 100}, pinned=("b",), park_deadline_s=40.0)
+    async with scene.pool as pool:
+        generation = await _kept_out_by_a_pin(scene)
+        assert await generation.text() == words(generation.generated_tokens)
+        assert generation.finish_reason is FinishReason.LENGTH
+        (event,) = scene.named(EventName.REQUEST_FINISHED)
+        assert "parked for 40 s and did not fit again (`park_deadline`): `a` needs" in event.fields["reason"]
+        assert "pinned models hold 100 MiB (`b`)" in event.fields["reason"]
+        with pytest.raises(DoesNotFit) as raised:
+            await start(pool, "a", 300).text()
+        assert raised.value.hint == "unpin `b`, or raise the limit with `omlxd limit`"
+
+
+async def _kept_out_by_a_pin(scene: Scene) -> Generation:
+    """A request to `a`, parked when the limit was lowered under it: beside the pinned `b` it does not fit again."""
+    enforcer = scene.enforcer(500, hard_mib=520, policy=Policy.GRACEFUL)
+    enforcer.start()
+    await scene.pool.load("b")
+    generation = start(scene.pool, "a", 300, max_tokens=200)
+    await until(lambda: generation.generated_tokens > 20)
+    enforcer.max_bytes = 150 * MIB
+    await until(lambda: generation.waits_for is not None)
+    assert generation.state is RequestState.PARKED
+    return generation
 
 
 @pytest.mark.parametrize("parked_s", [0.0, 5.0], ids=["parked just now", "parked for a while"])

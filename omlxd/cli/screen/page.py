@@ -23,11 +23,12 @@ from omlxd.cli.memory_bar import (
 )
 from omlxd.cli.screen.feed import Status
 from omlxd.cli.screen.history import KEPT_S
-from omlxd.cli.screen.rows import Column, Rows
+from omlxd.cli.screen.rows import Column, Note, Rows, shortened
 from omlxd.cli.screen.state import ScreenState
 from omlxd.cli.sentences import decision_sentence
 from omlxd.cli.status_page import header, limit_line
 from omlxd.cli.values import clock, one_line
+from omlxd.cli.word_wrap import broken
 from omlxd.core.units import format_bytes, format_duration, format_left
 
 KEYS: Final = "q quit · {} select · p pin · l load · u unload · a abort"
@@ -35,6 +36,7 @@ LEAST_LINES: Final = 3  # a heading, a row, and how many there are more
 SPACIOUS_ROWS: Final = 20  # from here on parts are set apart by blank lines
 _ONE_DECISION: Final = 2  # with its heading
 _LABEL: Final = 8
+_NARROWEST: Final = 20
 _MODEL_COLUMNS: Final = (
     Column("MODEL", gives_way=True),
     Column("STATE"),
@@ -66,10 +68,9 @@ def page(state: ScreenState, columns: int, rows: int) -> RenderableType:
     if status is not None:
         apart = [(_blank(), 1)] if rows >= SPACIOUS_ROWS else []
         regions += _memory(state, status, columns, rows)
-        blocks = [_models(state, status), _requests(state), _decisions(status)]
+        blocks = [_models(state, status, columns), _requests(state, columns), _decisions(status, columns)]
         room = rows - 1 - sum(height for _, height in regions) - len(apart) * sum(block is not None for block in blocks)
-        heights = _heights([block.height if block is not None else 0 for block in blocks], room)
-        for block, height in zip(blocks, heights, strict=True):
+        for block, height in zip(blocks, _heights(blocks, room), strict=True):
             if block is not None and height:
                 regions += [*apart, (block, height)]
     left = rows - 1 - sum(height for _, height in regions)
@@ -80,12 +81,20 @@ def page(state: ScreenState, columns: int, rows: int) -> RenderableType:
     return layout
 
 
-def _heights(wanted: Sequence[int], room: int) -> list[int]:
-    """Lines for models, requests and decisions: of what was decided the newest, and more where lines are left."""
+def _heights(blocks: Sequence[Rows | _Lines | None], room: int) -> list[int]:
+    """Lines for models, requests and decisions: of what was decided the newest, and more where lines are left.
+
+    Where all have their place with a line each, what is longer than that is told to its end, first ones first.
+    """
+    wanted = [0 if block is None else block.least_height for block in blocks]
     *first, decisions = wanted
     heights = shared_out([*first, min(decisions, _ONE_DECISION)], room)
     if heights[-1]:
         heights[-1] = min(decisions, heights[-1] + room - sum(heights))
+    if heights == wanted:
+        for at, block in enumerate(blocks):
+            if block is not None:
+                heights[at] = min(block.height, heights[at] + room - sum(heights))
     return heights
 
 
@@ -138,19 +147,21 @@ def _memory(state: ScreenState, status: Status, columns: int, rows: int) -> list
     regions.append((_cut(limit_line(status, columns)), 1))
     level = status["enforcer"]["level"]
     if level != "ok" and (reason := status["enforcer"].get("reason")):
-        text = Text(_labelled("", label)).append(_words(reason), style=LEVEL_STYLES.get(level, "yellow"))
-        regions.append((_cut(text), 1))
+        lines = _broken(_labelled("", label), reason, columns)
+        style = LEVEL_STYLES.get(level, "yellow")
+        regions += [(_cut(Text(line, style=style)), 1) for line in shortened(lines, 2 if rows >= SPACIOUS_ROWS else 1)]
     return regions
 
 
-def _models(state: ScreenState, status: Status) -> Rows | _Lines:
+def _models(state: ScreenState, status: Status, columns: int) -> Rows | _Lines:
     models = state.models
     if not models:
-        return _Lines([Text(_words(f"no models in {status['manifest']}"))])
+        return _Lines(Text(_words(f"no models in {status['manifest']}")))
     names = [model["name"] for model in models]
     row = state.selected
     selected = names.index(row.name) if row is not None and row.kind == "model" and row.name in names else None
-    return Rows(_MODEL_COLUMNS, map(_model_cells, models), [_model_note(model) for model in models], selected)
+    notes = [_model_note(model, columns) for model in models]
+    return Rows(_MODEL_COLUMNS, map(_model_cells, models), notes, selected)
 
 
 def _model_cells(model: dict[str, Any]) -> list[str | Text]:
@@ -168,14 +179,14 @@ def _model_cells(model: dict[str, Any]) -> list[str | Text]:
     ]
 
 
-def _model_note(model: dict[str, Any]) -> Text | None:
+def _model_note(model: dict[str, Any], columns: int) -> Note | None:
     """How far a load is, what it waits for, or why it failed."""
     if model["state"] == "loading" and model["load_progress"] is not None:
         bar = progress_bar(model["load_progress"], 20, utf8=output.is_utf8(sys.stdout))
-        return _note(f"{bar} {load_words(model)}", "yellow")
+        return _note(f"{bar} {load_words(model)}", "yellow", columns)
     if model.get("waits_for"):
-        return _note(model["waits_for"], "yellow")
-    return _note(model["error"], "red") if model["error"] else None
+        return _note(model["waits_for"], "yellow", columns)
+    return _note(model["error"], "red", columns) if model["error"] else None
 
 
 def load_words(model: dict[str, Any]) -> str:
@@ -186,14 +197,15 @@ def load_words(model: dict[str, Any]) -> str:
     return words if left_s is None else f"{words}, {format_left(left_s)}"
 
 
-def _requests(state: ScreenState) -> Rows | None:
+def _requests(state: ScreenState, columns: int) -> Rows | None:
     requests = state.requests
     if not requests:
         return None
     ids = [request["id"] for request in requests]
     row = state.selected
     selected = ids.index(row.name) if row is not None and row.kind == "request" and row.name in ids else None
-    notes = [_note(request["waits_for"], "yellow") if request.get("waits_for") else None for request in requests]
+    waits = [request.get("waits_for") for request in requests]
+    notes = [_note(words, "yellow", columns) if words else None for words in waits]
     return Rows(_REQUEST_COLUMNS, map(_request_cells, requests), notes, selected)
 
 
@@ -213,33 +225,48 @@ def _request_cells(request: dict[str, Any]) -> list[str | Text]:
 
 
 class _Lines:
-    """Lines that belong together; the last ones are shown when there is no room for all, below the first."""
+    """Texts of a line each, below a heading; where there is no room for all, the last ones are shown.
 
-    def __init__(self, lines: Sequence[Text]) -> None:
-        self._lines = lines
+    Where there is more room than for one line of each, the last ones get as many as they are broken into.
+
+    Args:
+        heading: the first line.
+        texts: each in its lines.
+    """
+
+    def __init__(self, heading: Text, texts: Sequence[Sequence[str]] = ()) -> None:
+        self._heading, self._texts = heading, texts
 
     @property
     def height(self) -> int:
-        return len(self._lines)
+        return 1 + sum(map(len, self._texts))
+
+    @property
+    def least_height(self) -> int:
+        return 1 + len(self._texts)
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        height = options.height or self.height
-        first, *rest = self._lines
-        for line in (first, *(rest[-(height - 1) :] if height > 1 else ())):
+        room = (options.height or self.height) - 1
+        texts = self._texts[-room:] if room > 0 else ()
+        spare, shown = room - len(texts), list[list[str]]()
+        for text in reversed(texts):
+            lines = shortened(text, 1 + spare)
+            spare -= len(lines) - 1
+            shown.insert(0, lines)
+        for line in (self._heading, *(_cut(Text(line)) for lines in shown for line in lines)):
             yield _ended_with_dots(line, options.max_width)
 
 
-def _decisions(status: Status) -> _Lines | None:
+def _decisions(status: Status, columns: int) -> _Lines | None:
     decisions = status["recent_decisions"][-8:]
     if not decisions:
         return None
-    heading = Text("last decisions", style="bold")
-    return _Lines([heading, *(_cut(Text(_decision(record))) for record in decisions)])
+    return _Lines(Text("last decisions", style="bold"), [_decision(record, columns) for record in decisions])
 
 
-def _decision(record: dict[str, Any]) -> str:
+def _decision(record: dict[str, Any], columns: int) -> list[str]:
     when = clock(record["ts"])[:8] if "ts" in record else one_line(record.get("decision"))
-    return plain(f"  {when} {decision_sentence(record)}")
+    return _broken(f"  {when} ", decision_sentence(record), columns)
 
 
 def _footer(state: ScreenState) -> Text:
@@ -252,8 +279,15 @@ def _footer(state: ScreenState) -> Text:
     return _cut(Text(plain(KEYS.format(arrows)), style="dim"))
 
 
-def _note(text: str, style: str) -> Text:
-    return _cut(Text(plain(f"    └ {one_line(text)}"), style=style))
+def _note(text: str, style: str, columns: int) -> Note:
+    return Note(_broken("    └ ", text, columns), style)
+
+
+def _broken(head: str, text: str, columns: int) -> list[str]:
+    """The text below its head, in as many lines as it takes."""
+    head = plain(head)
+    lines = broken(output.glued(_words(text)), max(_NARROWEST, columns - len(head)))
+    return [(" " * len(head) if at else head) + output.unglued(line) for at, line in enumerate(lines)]
 
 
 def _words(text: str) -> str:

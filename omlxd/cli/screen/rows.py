@@ -30,8 +30,29 @@ class Column:
     gives_way: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What stands below a row: its lines, of which all but the first may be left out, and their style."""
+
+    lines: Sequence[str]
+    style: str
+
+    def shown(self, room: int) -> list[Text]:
+        """It in so many lines."""
+        return [Text(line, style=self.style) for line in shortened(self.lines, room)]
+
+
+def shortened(lines: Sequence[str], room: int) -> list[str]:
+    """At most so many lines, at least one; the last one has all the rest, to be cut off where the screen ends."""
+    kept = max(0, room - 1)
+    rest = " ".join([*lines[kept : kept + 1], *map(str.strip, lines[kept + 1 :])])
+    return [*lines[:kept], rest] if rest else list(lines[:kept])
+
+
 class Rows:
-    """A table with a heading and, below some of its rows, a line of their own.
+    """A table with a heading and, below some of its rows, a note.
+
+    Where there is no room for all of it a note is one line; where there is none for that, rows are left out.
 
     Args:
         columns: all there are; those that are too much for the width are left out.
@@ -44,7 +65,7 @@ class Rows:
         self,
         columns: Sequence[Column],
         rows: Iterable[Sequence[str | Text]],
-        notes: Sequence[Text | None],
+        notes: Sequence[Note | None],
         selected: int | None,
     ) -> None:
         self._columns = columns
@@ -55,10 +76,16 @@ class Rows:
     @property
     def height(self) -> int:
         """Lines that it takes when all is shown."""
+        return 1 + len(self._rows) + sum(len(note.lines) for note in self._notes if note is not None)
+
+    @property
+    def least_height(self) -> int:
+        """Lines that it takes when no row is left out."""
         return 1 + len(self._rows) + sum(note is not None for note in self._notes)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or self.height
+        spare = max(0, height - self.least_height)
         whole = options.update(width=width, height=None, no_wrap=True)
         first, last = self._window(height - 1)
         heading, *rows = console.render_lines(self._table(width, first, last), whole)
@@ -66,7 +93,9 @@ class Rows:
         for at, row in zip(range(first, last), rows, strict=True):
             shown.append(row)
             if (note := self._notes[at]) is not None:
-                shown += console.render_lines(note, whole)[:1]
+                lines = note.shown(1 + spare)
+                spare -= len(lines) - 1
+                shown += [console.render_lines(one_line(line), whole)[0] for line in lines]
         if left_out := _left_out(first, len(self._rows) - last):
             shown += console.render_lines(Text(left_out, style="dim"), whole)[:1]
         for line in shown[:height]:
@@ -88,7 +117,7 @@ class Rows:
         mark = plain("›")
         for number in range(first, last):
             row, chosen = self._rows[number], number == self._selected
-            cells = [_one_line(row[at]) for at in kept]
+            cells = [one_line(row[at]) for at in kept]
             if chosen:  # one colour: reversed ones would be a patchwork
                 cells = [Text(cell.plain, no_wrap=True, overflow=cell.overflow) for cell in cells]
             table.add_row(mark if chosen else " ", *cells, "", style="reverse" if chosen else "")
@@ -110,7 +139,8 @@ class Rows:
         return 0, 0
 
 
-def _one_line(cell: str | Text) -> Text:
+def one_line(cell: str | Text) -> Text:
+    """It without a break, cut where its room ends."""
     text = cell.copy() if isinstance(cell, Text) else Text(cell)
     text.no_wrap, text.overflow = True, "ellipsis" if plain("…") == "…" else "crop"
     return text

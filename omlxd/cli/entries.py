@@ -209,7 +209,7 @@ def _require_pins_fit(context: typer.Context, manifest: Manifest, name: str, fou
         beside = f" beside {format_bytes(others_bytes)} of other pinned models" if others_bytes else ""
         raise DoesNotFit(
             f"`{name}` takes {format_bytes(own_bytes)}{beside}, more than the limit"
-            f" {format_bytes(limits.soft_bytes)} ({limits.binding}) holds",
+            f" {format_bytes(limits.soft_bytes)} ({limits.set_by}) holds",
             hint="leave out `--pin`, or raise `max_memory`"
             + ("; `--force` pins it all the same" if own_bytes <= limits.soft_bytes else ""),
         )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from omlxd.cli.values import amount, bytes_of, named, one_line, pairs, seconds_of
 from omlxd.core.events import EventName
+from omlxd.core.limits import limit_set_by
 
 Record = Mapping[str, Any]
 Sentence = Callable[[Record], str]
@@ -114,7 +115,8 @@ def _engine_moves(record: Record) -> str:
 def _limit_changed(record: Record) -> str:
     soft, hard = bytes_of(record, "soft_limit_bytes", zero="none"), bytes_of(record, "hard_limit_bytes", zero="none")
     before = bytes_of(record, "before_bytes", zero="none")
-    return f"the soft limit is {soft} ({_text(record, 'binding')}), before {before}; the hard limit {hard}"
+    by = limit_set_by(_text(record, "binding"), one_line(record.get("limit_origin")))
+    return f"the soft limit is {soft} ({by}), before {before}; the hard limit {hard}"
 
 
 def _limit_warning(record: Record) -> str:

@@ -11,10 +11,9 @@ from omlxd.cli import output
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json
 from omlxd.core.errors import InvalidRequest
-from omlxd.core.states import LimitOrigin
+from omlxd.core.limits import limit_set_by
 from omlxd.core.units import format_bytes, parse_limit
 
-_SAID: Final[Mapping[str, str]] = {LimitOrigin.LIMIT: "omlxd limit", LimitOrigin.COMMAND_LINE: "--max-memory"}
 _ANY_RAM_BYTES: Final = 2**40  # a percentage is for the daemon to work out
 
 
@@ -61,8 +60,7 @@ def check_size(size: str) -> None:
 
 def set_by(memory: Mapping[str, Any]) -> str:
     """What sets the soft limit: `max_memory` of the manifest, who said another one, or what caps either."""
-    said = _SAID.get(memory.get("limit_origin", ""))
-    return said if said and memory["binding"] == "max_memory" else str(memory["binding"])
+    return limit_set_by(str(memory["binding"]), memory.get("limit_origin"))
 
 
 def limits_line(memory: dict[str, Any]) -> str:

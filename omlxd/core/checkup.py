@@ -95,7 +95,7 @@ def judge_device(machine: Machine, wired_limit_bytes: int | None) -> Finding:
 
 def judge_limits(limits: MemoryLimits, machine: Machine) -> Finding:
     """Whether the limits are those that were asked for, and on Metal what would raise the device's cap."""
-    soft = f"soft {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no soft limit"
+    soft = f"soft {format_bytes(limits.soft_bytes)} ({limits.set_by})" if limits.soft_bytes else "no soft limit"
     found = f"{soft}, hard {format_bytes(limits.hard_bytes)} ({limits.hard_binding})"
     if not limits.warnings:
         return well("limits", found)

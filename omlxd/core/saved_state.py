@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from omlxd.core.learned_costs import LearnedCosts
 from omlxd.core.manifest import Manifest
+from omlxd.core.states import LimitOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,11 @@ class SavedLimit:
 
     max_memory: str
     manifest_max_memory: str
+
+    @property
+    def origin(self) -> LimitOrigin:
+        """Who says what the limit is; what the manifest says as well is its own."""
+        return LimitOrigin.MANIFEST if self.max_memory == self.manifest_max_memory else LimitOrigin.LIMIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError, StartF
 from omlxd.core.limits import Machine, MemoryLimits
 from omlxd.core.manifest import DaemonSettings, Manifest
 from omlxd.core.saved_state import SavedState
+from omlxd.core.states import LimitOrigin
 from omlxd.daemon.api_key import api_key_of
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
@@ -100,7 +101,8 @@ def _limits(settings: DaemonSettings, machine: Machine, saved: SavedState) -> tu
     written = str(settings.max_memory)
     if (origin := saved.limit_origin(written)) is not None:
         try:
-            return replace(settings, max_memory=saved.max_memory(written) or written).memory_limits(machine), origin
+            kept = replace(settings, max_memory=saved.max_memory(written) or written)
+            return kept.memory_limits(machine, LimitOrigin.LIMIT), origin
         except InvalidRequest:
             pass  # a start leaves it then too
     return settings.memory_limits(machine), None

@@ -94,6 +94,7 @@ class DecisionLog:
             "soft_limit_bytes": limits.soft_bytes,
             "hard_limit_bytes": limits.hard_bytes,
             "binding": limits.binding,
+            "limit_origin": limits.origin.value,
             "duration_s": round(record.duration_s, 6),
             "seen": record.before.to_json(),
             "candidates": [asdict(candidate) for candidate in _named(record.candidates)],

@@ -36,12 +36,9 @@ async def change_limit(daemon: Daemon, max_memory: str | int, *, force: bool = F
         pinned = [entry for entry in daemon.pool.entries.values() if entry.pinned]
         await require_room_for(daemon, pinned, asked_bytes, f"the limit `{max_memory}`")
 
-    def set_limit() -> None:
-        daemon.enforcer.max_bytes = asked_bytes
-
-    done = await put_in_force(daemon, set_limit)
-    daemon.flags = replace(daemon.flags, max_memory=None)  # said later than the command line was
     saved = SavedLimit(str(max_memory), str(daemon.manifest.daemon.max_memory))
+    done = await put_in_force(daemon, lambda: daemon.enforcer.set_limit(asked_bytes, saved.origin))
+    daemon.flags = replace(daemon.flags, max_memory=None)  # said later than the command line was
 
     def with_limit(state: SavedState) -> SavedState:
         return replace(state, limit=saved, start={k: v for k, v in state.start.items() if k != "max_memory"})

@@ -151,7 +151,7 @@ def test_each_line_that_is_not_well_ends_with_what_to_do(omlxd: Omlxd, whole: Pa
 def test_a_limit_that_was_set_at_run_time_is_told_with_where_it_comes_from(omlxd: Omlxd, whole: Path) -> None:
     (whole / "state.toml").write_text('schema = 1\n[limit]\nmax_memory = "150M"\nmanifest_max_memory = "100M"\n')
     _, found = examined(omlxd)
-    assert found["limits"]["found"].startswith("soft 150 MiB (max_memory), hard ")
+    assert found["limits"]["found"].startswith("soft 150 MiB (omlxd limit), hard ")
     assert found["limits"]["found"].endswith(", set by `omlxd limit`; the manifest says `100M`")
 
 

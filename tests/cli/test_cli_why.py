@@ -196,6 +196,16 @@ def test_what_was_weighed_shows_what_a_request_would_free_and_what_a_model_holds
     assert parts["weighed"] == ("→ r2 of `a`  1.00 MiB  chosen: newest", "  `b`        1.00 GiB  left alone: busy")
 
 
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [("limit", "omlxd limit"), ("command_line", "--max-memory"), ("manifest", "max_memory"), (None, "max_memory")],
+)
+def test_what_was_seen_names_who_had_set_the_limit(origin: str | None, said: str) -> None:
+    decision = {"soft_limit_bytes": 2**30, "binding": "max_memory", "limit_origin": origin, "before_bytes": 2**31}
+    parts = {part.label: part.lines for part in explanation(decision, (None, None), NOW)}
+    assert parts["seen"] == (f"used memory 2.00 GiB, soft limit 1.00 GiB (set by {said})",)
+
+
 def test_a_need_that_came_when_the_limit_was_passed_is_told_apart_from_what_had_to_be_freed() -> None:
     decision = {"for_model": "c", "need_bytes": 6 * 2**20, "short_bytes": 8 * 2**20}
     parts = {part.label: part.lines for part in explanation(decision, (None, None), NOW)}

@@ -216,6 +216,9 @@ async def test_a_lower_limit_evicts_before_it_answers(tmp_path: Path) -> None:
         assert (done["evicted"], done["level"], done["warnings"]) == (["small"], "ok", [])
         assert done["memory"]["soft_limit"] == 50 * MIB
         assert daemon.engine.loaded == {"chat"}
+        (decision,) = [line for line in daemon.log() if line["event"] == "decision"]
+        assert "over the soft limit 50.0 MiB (omlxd limit)" in decision["reason"]
+        assert (decision["binding"], decision["limit_origin"]) == ("max_memory", "limit")
 
 
 async def test_a_limit_outlives_the_daemon_until_the_manifest_changes_and_a_flag_beats_both(tmp_path: Path) -> None:

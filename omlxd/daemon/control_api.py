@@ -99,7 +99,7 @@ class _ControlApi:
         done = await change_limit(self._daemon, body.max_memory, force=body.force)
         return _answer(
             memory=flat(self._daemon.memory()),
-            evicted=list(done.evicted),
+            **done.effects(),
             warnings=list(done.warnings),
             level=self._daemon.enforcer.level.value,
         )

@@ -255,6 +255,26 @@ def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake
     assert json.loads(omlxd("limit", "auto", "--json").stdout) == answer
 
 
+def test_limit_names_each_request_and_load_that_it_cost(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    answer = {
+        "memory": STATUS.to_json()["memory"],
+        "evicted": ["small"],
+        "parked": {"chat": ["r7"], "big": ["r9", "r8"]},
+        "aborted": {"chat": ["r5"]},
+        "postponed": ["huge"],
+        "cancelled": ["other"],
+    }
+    fake.routes["PATCH /v1/control/limits"] = as_json(answer)
+    assert omlxd("limit", "1G").stderr.splitlines() == [
+        "unloaded `small`",
+        "parked `r7` of `chat`, which goes on when there is memory for it",
+        "parked `r9`, `r8` of `big`, which go on when there is memory for it",
+        "aborted `r5` of `chat`",
+        "stopped the load of `huge`, which is tried again",
+        "cancelled the load of `other`",
+    ]
+
+
 def test_limit_says_that_memory_is_over_it_when_the_daemon_gives_no_reason(omlxd: Omlxd, fake: FakeDaemon) -> None:
     answer = {"schema": 1, "memory": STATUS.to_json()["memory"], "evicted": [], "warnings": [], "level": "over"}
     fake.routes["PATCH /v1/control/limits"] = as_json(answer)

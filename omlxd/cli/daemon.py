@@ -168,8 +168,7 @@ def _start(home: Home, options: StartOptions) -> None:
     for warning in ready.get("warnings", ()):
         output.warn(warning)
     output.sentence(answering_line(ready, Client(home.socket)))
-    if origin := _limit_origin(home, options):
-        output.note(f"the limit was {origin}")
+    _tell_what_was_kept(home, options)
 
 
 def _start_again(home: Home, client: Client, options: StartOptions, *, since: Stopped | None) -> None:
@@ -198,19 +197,23 @@ def _wait_for_one_that_ends(home: Home, client: Client) -> None:
         wait_until_gone(home, holder.pid, timeout_s=END_TIMEOUT_S)
 
 
-def _limit_origin(home: Home, options: StartOptions) -> str | None:
-    """Where the limit comes from, when neither these options nor the manifest say it."""
+def _tell_what_was_kept(home: Home, options: StartOptions) -> None:
+    """Where the limit and the pins come from, when neither these options nor the manifest say it."""
     from omlxd.daemon.state_file import read_state
 
     saved = read_state(home.state)
-    if options.max_memory is not None or saved.limit is None:
-        return None
-    from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms, where a limit is saved
+    if saved.limit is None and not saved.pins:
+        return
+    from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms, where something is saved
 
     try:
-        return saved.limit_origin(str(read_manifest(options.path(home)).daemon.max_memory))
+        manifest = read_manifest(options.path(home))
     except OmlxError:
-        return None  # it was edited since the daemon read it
+        return  # it was edited since the daemon read it
+    if options.max_memory is None and (origin := saved.limit_origin(str(manifest.daemon.max_memory))):
+        output.note(f"the limit was {origin}")
+    if pins := saved.pins_origin(manifest):
+        output.note(f"kept: {pins}")
 
 
 def answering_line(ready: Mapping[str, Any], client: Client) -> str:

@@ -88,11 +88,14 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
     kept, origin = saved.max_memory(written), saved.limit_origin(written)
     if json:
         problems = [verdict.message] if verdict else []
-        output.data_json(_as_json(found, reports, limits, problems) | {"saved_limit": kept if origin else None})
+        at_run_time = {"saved_limit": kept if origin else None, "saved_pins": saved.changed_pins(found)}
+        output.data_json(_as_json(found, reports, limits, problems) | at_run_time)
     else:
         _draw(found, reports, limits)
         if origin:
             output.note(f"the next start keeps the limit `{kept}`, {origin}")
+        if pins := saved.pins_origin(found):
+            output.note(f"the next start keeps {pins}")
     if verdict is not None:
         raise verdict
 

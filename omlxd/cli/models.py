@@ -139,7 +139,10 @@ def unpin(context: typer.Context, models: Models) -> None:
 def _unpin(client: Client, model: str) -> None:
     answer = client.call("POST", model_path(model, "unpin"), {}, timeout_s=None)
     _warn(answer)
-    output.data(f"unpinned `{answer['model']['name']}`")
+    name = answer["model"]["name"]
+    output.data(f"unpinned `{name}`")
+    if answer.get("manifest_pin"):
+        output.note(f"the manifest pins `{name}`; this holds all the same, over restarts too, until that is changed")
 
 
 def _for_each(models: Sequence[str], act: Callable[[str], None]) -> None:

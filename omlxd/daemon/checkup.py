@@ -213,7 +213,7 @@ def _models(manifest: Manifest, saved: SavedState, soft_bytes: int) -> Iterator[
         yield warning("model", "the manifest has none", "`omlxd find` shows what is here, `omlxd add` adds it")
     elif not any(report.problems for report in reports):
         yield well("model", f"{len(reports)} can be loaded")
-    yield judge_promised(pinned_bytes, preloaded_bytes, soft_bytes)
+    yield _from(judge_promised(pinned_bytes, preloaded_bytes, soft_bytes), saved.pins_origin(manifest))
 
 
 def _home(root: Path) -> Finding:

@@ -91,8 +91,10 @@ class _ControlApi:
 
     async def unpin(self, request: Request) -> Response:
         await read_body(request, NoBody)
-        warnings = await pinning.unpin(self._daemon, request.path_params["name"])
-        return _answer(model=self._view(request.path_params["name"]), warnings=list(warnings))
+        name = request.path_params["name"]
+        warnings = await pinning.unpin(self._daemon, name)
+        manifest_pin = self._daemon.pool.resolve(name).settings.pin
+        return _answer(model=self._view(name), manifest_pin=manifest_pin, warnings=list(warnings))
 
     async def limits(self, request: Request) -> Response:
         body = await read_body(request, LimitsBody)

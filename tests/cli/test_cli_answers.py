@@ -188,6 +188,15 @@ def test_pin_and_unpin(omlxd: Omlxd, fake: FakeDaemon) -> None:
     assert omlxd("unpin", "small").stdout == "unpinned `small`\n"
 
 
+def test_unpin_says_that_the_manifest_does_not(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    route = "POST /v1/control/models/small/unpin"
+    fake.routes[route] = as_json({"model": model_json(SMALL), "manifest_pin": True})
+    told = "the manifest pins `small`; this holds all the same, over restarts too, until that is changed\n"
+    assert omlxd("unpin", "small").stderr == told
+    fake.routes[route] = as_json({"model": model_json(SMALL), "manifest_pin": False})
+    assert omlxd("unpin", "small").stderr == ""
+
+
 @pytest.mark.parametrize("verb", ["load", "unload", "pin", "unpin"])
 def test_of_several_models_each_has_its_line_and_the_first_that_fails_gives_the_status(
     omlxd: Omlxd, fake: FakeDaemon, verb: str

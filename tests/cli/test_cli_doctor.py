@@ -168,6 +168,14 @@ def test_of_a_daemon_that_runs_its_own_manifest_is_looked_at(omlxd: Omlxd, whole
         assert found["manifest"]["found"] == str(whole / "omlxd.toml")
 
 
+def test_pins_that_were_set_at_run_time_are_told_with_where_they_come_from(omlxd: Omlxd, whole: Path) -> None:
+    assert examined(omlxd)[1]["pins"]["found"] == "10.0 MiB pinned, 0 B more preloaded"
+    (whole / "state.toml").write_text("schema = 1\n[pins.chat]\npinned = false\nmanifest_pinned = true\n")
+    assert examined(omlxd)[1]["pins"]["found"] == (
+        "0 B pinned, 0 B more preloaded, `chat` unpinned by `omlxd unpin`; the manifest says otherwise"
+    )
+
+
 @pytest.fixture
 def beside(whole: Path, fake: FakeDaemon) -> Iterator[dict[str, Any]]:
     """The status of a daemon that runs with the manifest of `whole`, at a port that its system gave it."""

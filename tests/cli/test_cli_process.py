@@ -563,3 +563,13 @@ def test_start_says_where_its_limit_comes_from(
     monkeypatch.setattr(commands, "start_detached", lambda *_: {"pid": 1})
     commands._start(Home(home), options)
     assert capsys.readouterr().err == told
+
+
+def test_start_says_which_pins_are_not_the_manifests(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "omlxd.toml").write_text('[models.chat]\npath = "chat"\npin = true\n')
+    (home / "state.toml").write_text("schema = 1\n[pins.chat]\npinned = false\nmanifest_pinned = true\n")
+    monkeypatch.setattr(commands, "start_detached", lambda *_: {"pid": 1})
+    commands._start(Home(home), StartOptions(max_memory="100M"))
+    assert capsys.readouterr().err == "kept: `chat` unpinned by `omlxd unpin`; the manifest says otherwise\n"

@@ -66,6 +66,20 @@ async def test_what_was_unpinned_since_is_not_loaded_for_the_manifests_pin(tmp_p
         assert await loaded(daemon) == ["pre"]
 
 
+@pytest.mark.parametrize(("meanwhile", "pinned"), [("other", True), ("none", False)], ids=["removed", "emptied"])
+async def test_an_unpin_goes_with_its_model_but_not_with_a_manifest_that_was_emptied(
+    tmp_path: Path, meanwhile: str, pinned: bool
+) -> None:
+    models = {"chat": {"mib": 30, "pin": True}}
+    async with running(tmp_path, models) as daemon:
+        await daemon.control("POST", "models/chat/unpin")
+    async with running(tmp_path, {"other": {"mib": 30}} if meanwhile == "other" else {}):
+        pass
+    async with running(tmp_path, models) as daemon:
+        (view,) = (await daemon.control("GET", "models"))["models"]
+        assert view["pinned"] is pinned
+
+
 async def test_what_does_not_fit_any_more_takes_nobodys_memory_and_what_was_used_last_comes_first(
     tmp_path: Path,
 ) -> None:

@@ -39,11 +39,9 @@ async def note_what_is_loaded(daemon: Daemon, newest: str | None = None) -> None
 
 async def note_the_end(daemon: Daemon, *, was_ready: bool) -> None:
     """Leave word for the successor; before all models were tried, the word that was found is the right one."""
-    await daemon.state_file.change(lambda state: replace(state, start={}))
     if was_ready:
         await note_what_is_loaded(daemon)
-    if daemon.stop.to_restart:
-        await daemon.state_file.change(lambda state: replace(state, restart=True))
+    await daemon.state_file.change(lambda state: replace(state, start={}, restart=daemon.stop.to_restart))
 
 
 async def note_the_start(daemon: Daemon, manifest: Path, home: Home) -> None:

@@ -132,6 +132,20 @@ async def test_a_stop_for_a_restart_is_known_to_the_next_start_and_to_no_later_o
             assert await loaded(daemon) == expected
 
 
+async def test_a_restart_that_is_stopped_before_it_has_restored_all_is_none_for_the_next_start(tmp_path: Path) -> None:
+    async with running(tmp_path, MODELS) as daemon:
+        for name in ("chat", "small"):
+            await daemon.control("POST", f"models/{name}/load")
+        await daemon.control("POST", "stop", {"restart": True})
+        await daemon.ended()
+    slow = FakeEngine("thread", slice_bytes=MIB, step_s=0.02)
+    async with running(tmp_path, MODELS, engine=slow, restarted=True, wait_ready=False) as daemon:
+        await daemon.control("POST", "stop")
+        await daemon.ended()
+    async with running(tmp_path, MODELS) as daemon:
+        assert await loaded(daemon) == ["pre"]
+
+
 async def test_what_the_start_was_told_is_said_at_the_end_until_somebody_says_otherwise(tmp_path: Path) -> None:
     for limited, expected in ((False, "80M"), (True, None)):
         async with running(tmp_path, MODELS, max_memory="80M") as daemon:

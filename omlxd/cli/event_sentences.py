@@ -33,7 +33,15 @@ def _draining(record: Record) -> str:
 
 def _stopped(record: Record) -> str:
     how = "stopped" if record.get("cut_short") is not True else "stopped at once, as it was asked to"
+    how += f"; {cut} cut" if (cut := requests_cut(record)) else ""
     return how if record.get("engine_gone") is not False else f"{how}; the engine was stuck in a step"
+
+
+def requests_cut(record: Record) -> str:
+    """`2 requests to `chat`, 1 request to `small` were`: what did not come to its end when the daemon stopped."""
+    cut = found if isinstance(found := record.get("cut"), Mapping) else {}
+    words = ", ".join(f"{amount(count, 'request')} to {named(model)}" for model, count in cut.items())
+    return f"{words} {'was' if list(cut.values()) == [1] else 'were'}" if cut else ""
 
 
 def _reloaded(record: Record) -> str:

@@ -159,6 +159,19 @@ def test_without_a_decision_nothing_has_had_to_give_way(ask: Ask, home: Path) ->
     assert json.loads(ask("--json")[1])["decisions"] == []
 
 
+def test_a_last_decision_of_an_earlier_run_is_said_to_be_that_unless_that_run_was_asked_for(
+    ask: Ask, home: Path
+) -> None:
+    second = [at for at, line in enumerate(LINES) if '"daemon_starting"' in line][1]
+    write(home, *LINES[: second + 2])
+    note = "nothing has had to give way since: this is of an earlier run of the daemon (1 before the newest)\n"
+    status, out, err = ask()
+    assert (status, out.startswith("d"), err) == (0, True, note)
+    assert ask("--run", "1")[1:] == (out, "")
+    write(home, *LINES)
+    assert ask()[2] == ""
+
+
 def test_a_limit_that_cannot_be_kept_comes_first(ask: Ask, home: Path) -> None:
     over = {"ts": NOW, "event": "level_changed", "level_now": "exhausted", "reason": "all 2 loaded models are pinned"}
     write(home, *LINES, json.dumps(over))

@@ -20,7 +20,9 @@ from omlxd.cli.invocation import client_of, home_of
 from omlxd.cli.limit import check_size
 from omlxd.cli.options import ManifestFile
 from omlxd.cli.process import POLL_S, StartOptions, exec_foreground, start_detached, wait_until_gone
+from omlxd.cli.values import number
 from omlxd.core.errors import AlreadyRunning, DaemonNotRunning, InvalidRequest, NotPermitted, OmlxError, Unreachable
+from omlxd.core.events import EventName
 from omlxd.core.manifest import Restore
 from omlxd.core.memory import Policy
 from omlxd.core.states import DaemonState, EntryState
@@ -168,8 +170,7 @@ def _start(home: Home, options: StartOptions) -> None:
     for warning in ready.get("warnings", ()):
         output.warn(warning)
     output.sentence(answering_line(ready, Client(home.socket)))
-    if origin := _limit_origin(home, options):
-        output.note(f"the limit was {origin}")
+    _tell_what_was_kept(home, options)
 
 
 def _start_again(home: Home, client: Client, options: StartOptions, *, since: Stopped | None) -> None:
@@ -198,19 +199,23 @@ def _wait_for_one_that_ends(home: Home, client: Client) -> None:
         wait_until_gone(home, holder.pid, timeout_s=END_TIMEOUT_S)
 
 
-def _limit_origin(home: Home, options: StartOptions) -> str | None:
-    """Where the limit comes from, when neither these options nor the manifest say it."""
+def _tell_what_was_kept(home: Home, options: StartOptions) -> None:
+    """Where the limit and the pins come from, when neither these options nor the manifest say it."""
     from omlxd.daemon.state_file import read_state
 
     saved = read_state(home.state)
-    if options.max_memory is not None or saved.limit is None:
-        return None
-    from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms, where a limit is saved
+    if saved.limit is None and not saved.pins:
+        return
+    from omlxd.daemon.manifest_file import read_manifest  # pydantic: 60 ms, where something is saved
 
     try:
-        return saved.limit_origin(str(read_manifest(options.path(home)).daemon.max_memory))
+        manifest = read_manifest(options.path(home))
     except OmlxError:
-        return None  # it was edited since the daemon read it
+        return  # it was edited since the daemon read it
+    if options.max_memory is None and (origin := saved.limit_origin(str(manifest.daemon.max_memory))):
+        output.note(f"the limit was {origin}")
+    if pins := saved.pins_origin(manifest):
+        output.note(f"kept: {pins}")
 
 
 def answering_line(ready: Mapping[str, Any], client: Client) -> str:
@@ -247,7 +252,7 @@ class Stopped:
 
 
 def _stop(home: Home, client: Client, *, now: bool, restart: Mapping[str, bool] | None = None) -> Stopped:
-    options, unsaved_limit = dict[str, Any](), None
+    options, unsaved_limit, since = dict[str, Any](), None, time.time()
     try:
         answer = _ask_to_stop(client, now=now, restart=restart)
         pid, options, unsaved_limit = int(answer["pid"]), answer.get("options", {}), answer.get("unsaved_limit")
@@ -263,7 +268,25 @@ def _stop(home: Home, client: Client, *, now: bool, restart: Mapping[str, bool] 
         _wait_for_drain(home, client, _RESTART_NOW if restart else _STOP_NOW)
     if not wait_until_gone(home, pid, timeout_s=END_TIMEOUT_S):
         raise Unreachable(f"the daemon did not end within {END_TIMEOUT_S:g} s", hint=f"`kill -9 {pid}` ends it")
+    if cut := _requests_cut(home, since):
+        output.note(f"{cut} cut")
     return Stopped(pid, options, unsaved_limit)
+
+
+def _requests_cut(home: Home, since: float) -> str:
+    """What the daemon that has just ended says of it in its log; empty when it cut nothing, or does not say."""
+    from omlxd.cli.event_sentences import requests_cut
+    from omlxd.cli.log_lines import Log
+
+    try:
+        for line in Log(home.log).newest_first(since=since - 1.0):  # the clock of files may be a little behind
+            if (number(line.record.get("ts")) or 0.0) < since:
+                break
+            if line.record["event"] == EventName.DAEMON_STOPPED:
+                return requests_cut(line.record)
+    except (OmlxError, OSError):
+        pass  # it has ended, which is what was asked
+    return ""
 
 
 def _ask_to_stop(client: Client, *, now: bool, restart: Mapping[str, bool] | None) -> dict[str, Any]:
@@ -279,9 +302,9 @@ def _ask_to_stop(client: Client, *, now: bool, restart: Mapping[str, bool] | Non
 def _signal(pid: int, *, now: bool) -> None:
     """Ask a daemon without a socket; asked a second time it does not wait for requests."""
     # Two kinds, since the kernel keeps only one of a kind until the process has seen it.
-    for number in (signal.SIGTERM, signal.SIGINT) if now else (signal.SIGTERM,):
+    for each in (signal.SIGTERM, signal.SIGINT) if now else (signal.SIGTERM,):
         try:
-            os.kill(pid, number)
+            os.kill(pid, each)
         except ProcessLookupError:
             return
         except PermissionError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -24,6 +24,9 @@ from omlxd.service.host import ServiceState
 from omlxd.service.install import read_service_file
 from omlxd.service.spec import service_name
 
+if TYPE_CHECKING:
+    from omlxd.daemon.checkup import InForce
+
 ANSWER_TIMEOUT_S: Final = 1.0
 _MARKS: Final = {Health.OK: ("✓", "32"), Health.WARNING: ("!", "33"), Health.WRONG: ("✗", "31")}
 
@@ -38,10 +41,11 @@ def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = F
 
     home = home_of(context)
     holder = holder_of(home.lock)
-    daemon, its_manifest = _daemon(home, holder)
+    daemon, in_force = _daemon(home, holder)
     installation, machine = check_installation()
-    path = its_manifest if manifest is None and its_manifest is not None else StartOptions(manifest).path(home)
-    of_manifest, settings = check_manifest(path, machine, read_state(home.state), running=holder is not None)
+    path = in_force.manifest if manifest is None and in_force is not None else StartOptions(manifest).path(home)
+    saved, running = read_state(home.state), holder is not None
+    of_manifest, settings = check_manifest(path, machine, saved, running=running, in_force=in_force)
     of_home = check_home(home, settings, running=holder is not None, pid=holder.pid if holder else None)
     found = [*installation, *of_manifest, *of_home, daemon, _service(home, holder)]
     is_well = all(finding.health is not Health.WRONG for finding in found)
@@ -53,14 +57,18 @@ def doctor(context: typer.Context, manifest: ManifestFile = None, json: Json = F
         raise typer.Exit(1)
 
 
-def _daemon(home: Home, holder: Holder | None) -> tuple[Finding, Path | None]:
-    """Whether whoever holds the lock answers, and gets on; and the manifest it was started with."""
+def _daemon(home: Home, holder: Holder | None) -> tuple[Finding, InForce | None]:
+    """Whether whoever holds the lock answers, and gets on; and what it goes by."""
+    from omlxd.daemon.checkup import InForce
+    from omlxd.daemon.planning import limits_in_force
+
     if holder is None:
         return well("daemon", "not running"), None
     try:
         status = Client(home.socket).get("/v1/control/status", timeout_s=ANSWER_TIMEOUT_S)
         version, state, level = str(status["version"]), str(status["state"]), str(status["enforcer"]["level"])
-        return judge_running(version, __version__, state, level), Path(str(status["manifest"]))
+        in_force = InForce(Path(str(status["manifest"])), limits_in_force(status["memory"]), status["api"])
+        return judge_running(version, __version__, state, level), in_force
     except OmlxError as error:
         found = f"pid {holder.pid} holds the lock, but {error.message}"
         return wrong("daemon", found, error.hint or "`omlxd restart`"), None

@@ -209,7 +209,7 @@ def _require_pins_fit(context: typer.Context, manifest: Manifest, name: str, fou
         beside = f" beside {format_bytes(others_bytes)} of other pinned models" if others_bytes else ""
         raise DoesNotFit(
             f"`{name}` takes {format_bytes(own_bytes)}{beside}, more than the limit"
-            f" {format_bytes(limits.soft_bytes)} ({limits.binding}) holds",
+            f" {format_bytes(limits.soft_bytes)} ({limits.set_by}) holds",
             hint="leave out `--pin`, or raise `max_memory`"
             + ("; `--force` pins it all the same" if own_bytes <= limits.soft_bytes else ""),
         )
@@ -224,11 +224,12 @@ def _tell_fit(context: typer.Context, path: Path, name: str, found: Found) -> No
     from omlxd.daemon.manifest_file import read_manifest
 
     try:
-        verdict = judge(find_surroundings(context, manifest=manifest_or_none(path) or read_manifest(path)), found)
+        surroundings = find_surroundings(context, manifest=manifest_or_none(path) or read_manifest(path))
     except OmlxError:
         return  # it is written; what `plan` cannot say is no reason to fail
+    verdict = judge(surroundings, found, name)
     if verdict is not None and not verdict.fits:
-        output.warn(f"{verdict.why.replace('`it`', f'`{name}`')}; `omlxd plan {name}` shows how far it fits")
+        output.warn(f"{verdict.why}; `omlxd plan {name}` shows how far it fits")
 
 
 def _ask(name: str, folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from omlxd.cli.values import amount, bytes_of, named, one_line, pairs, seconds_of
 from omlxd.core.events import EventName
+from omlxd.core.limits import limit_set_by
 
 Record = Mapping[str, Any]
 Sentence = Callable[[Record], str]
@@ -32,7 +33,15 @@ def _draining(record: Record) -> str:
 
 def _stopped(record: Record) -> str:
     how = "stopped" if record.get("cut_short") is not True else "stopped at once, as it was asked to"
+    how += f"; {cut} cut" if (cut := requests_cut(record)) else ""
     return how if record.get("engine_gone") is not False else f"{how}; the engine was stuck in a step"
+
+
+def requests_cut(record: Record) -> str:
+    """`2 requests to `chat`, 1 request to `small` were`: what did not come to its end when the daemon stopped."""
+    cut = found if isinstance(found := record.get("cut"), Mapping) else {}
+    words = ", ".join(f"{amount(count, 'request')} to {named(model)}" for model, count in cut.items())
+    return f"{words} {'was' if list(cut.values()) == [1] else 'were'}" if cut else ""
 
 
 def _reloaded(record: Record) -> str:
@@ -114,7 +123,8 @@ def _engine_moves(record: Record) -> str:
 def _limit_changed(record: Record) -> str:
     soft, hard = bytes_of(record, "soft_limit_bytes", zero="none"), bytes_of(record, "hard_limit_bytes", zero="none")
     before = bytes_of(record, "before_bytes", zero="none")
-    return f"the soft limit is {soft} ({_text(record, 'binding')}), before {before}; the hard limit {hard}"
+    by = limit_set_by(_text(record, "binding"), one_line(record.get("limit_origin")))
+    return f"the soft limit is {soft} ({by}), before {before}; the hard limit {hard}"
 
 
 def _limit_warning(record: Record) -> str:

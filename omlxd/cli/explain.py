@@ -9,6 +9,7 @@ from typing import Any, Final
 from omlxd.cli.sentences import deed
 from omlxd.cli.stories import Record, considered
 from omlxd.cli.values import ago, amount, duration, moment, named, number, one_line, size
+from omlxd.core.limits import limit_set_by
 from omlxd.core.room import missing_text
 
 _TRIGGERS: Final = {
@@ -96,7 +97,7 @@ def _seen(decision: Record) -> tuple[str, ...]:
 
 def _limits(decision: Record) -> str:
     soft, hard = number(decision.get("soft_limit_bytes")), number(decision.get("hard_limit_bytes"))
-    binding = one_line(decision.get("binding"))
+    binding = limit_set_by(one_line(decision.get("binding")), one_line(decision.get("limit_origin")))
     because = f" (set by {binding})" if binding else ""
     soft_text = f"soft limit {size(soft)}{because}" if soft else "no soft limit"
     return f"{soft_text}, hard limit {size(hard)}" if hard else soft_text

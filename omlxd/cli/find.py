@@ -88,10 +88,13 @@ def manifest_or_none(path: Path) -> Manifest | None:
     return None if path.exists() else Manifest(path=str(path))
 
 
-def judge(surroundings: Surroundings, found: Found) -> Verdict | None:
-    """How a model would fare by itself; None when its files do not say."""
+def judge(surroundings: Surroundings, found: Found, name: str = "it") -> Verdict | None:
+    """How a model would fare by itself; None when its files do not say.
+
+    One of this name that is still in memory makes way for it.
+    """
     try:
-        return surroundings.planner.alone(surroundings.wish(found.source.settings("it"), None, 1))
+        return surroundings.planner.alone(surroundings.wish(found.source.settings(name), None, 1))
     except OmlxError:
         return None
 

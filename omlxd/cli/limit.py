@@ -11,10 +11,10 @@ from omlxd.cli import output
 from omlxd.cli.invocation import client_of
 from omlxd.cli.options import Force, Json
 from omlxd.core.errors import InvalidRequest
-from omlxd.core.states import LimitOrigin
+from omlxd.core.limits import limit_set_by
 from omlxd.core.units import format_bytes, parse_limit
+from omlxd.core.wording import named
 
-_SAID: Final[Mapping[str, str]] = {LimitOrigin.LIMIT: "omlxd limit", LimitOrigin.COMMAND_LINE: "--max-memory"}
 _ANY_RAM_BYTES: Final = 2**40  # a percentage is for the daemon to work out
 
 
@@ -46,11 +46,25 @@ def limit(
     if json:
         output.data_json(answer)
         return
-    for name in answer.get("evicted", ()):
-        output.note(f"unloaded `{name}`")
+    tell_effects(answer)
     output.data(limits_line(answer["memory"]))
     if answer.get("level", "ok") != "ok" and not answer.get("warnings"):  # which say it, and why
         output.warn("memory is still over the limit; `omlxd status` says why")
+
+
+def tell_effects(done: Mapping[str, Any]) -> None:
+    """What a new limit cost whom, from the answer of `limits` or `reload`; one of an older daemon says less."""
+    for name in done.get("evicted", ()):
+        output.note(f"unloaded `{name}`")
+    for name, requests in done.get("parked", {}).items():
+        goes_on = "which goes on" if len(requests) == 1 else "which go on"
+        output.note(f"parked {named(requests)} of `{name}`, {goes_on} when there is memory for it")
+    for name, requests in done.get("aborted", {}).items():
+        output.note(f"aborted {named(requests)} of `{name}`")
+    for name in done.get("postponed", ()):
+        output.note(f"stopped the load of `{name}`, which is tried again")
+    for name in done.get("cancelled", ()):
+        output.note(f"cancelled the load of `{name}`")
 
 
 def check_size(size: str) -> None:
@@ -61,8 +75,7 @@ def check_size(size: str) -> None:
 
 def set_by(memory: Mapping[str, Any]) -> str:
     """What sets the soft limit: `max_memory` of the manifest, who said another one, or what caps either."""
-    said = _SAID.get(memory.get("limit_origin", ""))
-    return said if said and memory["binding"] == "max_memory" else str(memory["binding"])
+    return limit_set_by(str(memory["binding"]), memory.get("limit_origin"))
 
 
 def limits_line(memory: dict[str, Any]) -> str:

@@ -88,11 +88,14 @@ def check(context: typer.Context, manifest: ManifestFile = None, json: Json = Fa
     kept, origin = saved.max_memory(written), saved.limit_origin(written)
     if json:
         problems = [verdict.message] if verdict else []
-        output.data_json(_as_json(found, reports, limits, problems) | {"saved_limit": kept if origin else None})
+        at_run_time = {"saved_limit": kept if origin else None, "saved_pins": saved.changed_pins(found)}
+        output.data_json(_as_json(found, reports, limits, problems) | at_run_time)
     else:
         _draw(found, reports, limits)
         if origin:
             output.note(f"the next start keeps the limit `{kept}`, {origin}")
+        if pins := saved.pins_origin(found):
+            output.note(f"the next start keeps {pins}")
     if verdict is not None:
         raise verdict
 
@@ -129,7 +132,7 @@ def _verdict(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryL
     if 0 < soft_bytes < pinned_bytes:
         return DoesNotFit(
             f"the pinned models together take {format_bytes(pinned_bytes)}, more than the limit"
-            f" {format_bytes(soft_bytes)} ({limits.binding})",
+            f" {format_bytes(soft_bytes)} ({limits.set_by})",
             hint="remove a `pin` or raise `max_memory`",
             details=numbers,
         )
@@ -140,7 +143,7 @@ def _verdict(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryL
         )
     if too_large:
         return DoesNotFit(
-            f"{_names(too_large)} can never fit under the limit {format_bytes(soft_bytes)} ({limits.binding})",
+            f"{_names(too_large)} can never fit under the limit {format_bytes(soft_bytes)} ({limits.set_by})",
             hint="raise `max_memory` or choose smaller models",
             details=numbers,
         )
@@ -191,7 +194,7 @@ def _as_json(
 def _draw(manifest: Manifest, reports: Sequence[ModelReport], limits: MemoryLimits) -> None:
     from omlxd.cli.render import check_table, draw  # Rich, only where a table is drawn
 
-    soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no limit"
+    soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.set_by})" if limits.soft_bytes else "no limit"
     output.data(f"{manifest.path}: {soft}")
     if not reports:
         output.note("the manifest has no models yet; `omlxd find` shows what is here, `omlxd add` adds it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Annotated, Any
 
@@ -10,8 +11,8 @@ import typer
 from omlxd.cli import output
 from omlxd.cli.client import Client, model_path
 from omlxd.cli.invocation import client_of, home_of
-from omlxd.cli.options import Force, Json, Model
-from omlxd.core.errors import DaemonNotRunning, Unreachable, from_json
+from omlxd.cli.options import Force, Json, Models
+from omlxd.core.errors import DaemonNotRunning, OmlxError, Unreachable, from_json
 from omlxd.core.units import format_bytes, format_duration, format_left
 
 
@@ -39,21 +40,26 @@ def models(context: typer.Context, json: Json = False) -> None:
 
 def load(
     context: typer.Context,
-    model: Model,
+    models: Models,
     pin: Annotated[bool, typer.Option("--pin", help="Pin it as well.")] = False,
     estimate_only: Annotated[
         bool, typer.Option("--estimate-only", help="Load nothing; show what `plan` says of it.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Load a model and wait until it is ready."""
+    """Load models, one after the other, and wait until each is ready."""
     if estimate_only:
         from omlxd.cli.plan import plan
 
-        plan(context, [model], json=json)
+        plan(context, models, json=json)
         return
+    client = client_of(context)
+    _for_each(models, lambda model: _load(client, model, pin=pin, json=json))
+
+
+def _load(client: Client, model: str, *, pin: bool, json: bool) -> None:
     try:
-        result = load_with_progress(client_of(context), model, pin=pin)
+        result = load_with_progress(client, model, pin=pin)
     except KeyboardInterrupt:
         output.note(f"the load goes on; `omlxd unload {model}` cancels it")
         raise
@@ -86,13 +92,17 @@ def load_with_progress(client: Client, model: str, *, pin: bool = False) -> dict
 
 def unload(
     context: typer.Context,
-    model: Model,
+    models: Models,
     now: Annotated[bool, typer.Option("--now", help="End its running requests instead of waiting for them.")] = False,
     json: Json = False,
 ) -> None:
-    """Unload a model; a load in progress is cancelled."""
-    body = {"now": now, "drain_timeout_s": None}
-    answer = client_of(context).call("POST", model_path(model, "unload"), body, timeout_s=None)
+    """Unload models; a load in progress is cancelled."""
+    client = client_of(context)
+    _for_each(models, lambda model: _unload(client, model, now=now, json=json))
+
+
+def _unload(client: Client, model: str, *, now: bool, json: bool) -> None:
+    answer = client.call("POST", model_path(model, "unload"), {"now": now, "drain_timeout_s": None}, timeout_s=None)
     if json:
         output.data_json(answer)
         return
@@ -105,21 +115,55 @@ def unload(
         output.data(f"unloaded `{name}` ({format_bytes(answer['freed_bytes'])} freed)")
 
 
-def pin(context: typer.Context, model: Model, force: Force = False) -> None:
-    """Keep a model loaded whatever happens; does not load it."""
-    answer = client_of(context).call("POST", model_path(model, "pin"), {"force": force}, timeout_s=None)
+def pin(context: typer.Context, models: Models, force: Force = False) -> None:
+    """Keep models loaded whatever happens; does not load them."""
+    client = client_of(context)
+    _for_each(models, lambda model: _pin(client, model, force=force))
+
+
+def _pin(client: Client, model: str, *, force: bool) -> None:
+    answer = client.call("POST", model_path(model, "pin"), {"force": force}, timeout_s=None)
     _warn(answer)
     view = answer["model"]
     output.data(f"pinned `{view['name']}`")
     if view["state"] == "unloaded":
-        output.note(f"it is not loaded; `omlxd load {view['name']}` loads it")
+        output.note(f"`{view['name']}` is not loaded; `omlxd load {view['name']}` loads it")
 
 
-def unpin(context: typer.Context, model: Model) -> None:
-    """Let the enforcer unload a model again."""
-    answer = client_of(context).call("POST", model_path(model, "unpin"), {}, timeout_s=None)
+def unpin(context: typer.Context, models: Models) -> None:
+    """Let the enforcer unload models again."""
+    client = client_of(context)
+    _for_each(models, lambda model: _unpin(client, model))
+
+
+def _unpin(client: Client, model: str) -> None:
+    answer = client.call("POST", model_path(model, "unpin"), {}, timeout_s=None)
     _warn(answer)
-    output.data(f"unpinned `{answer['model']['name']}`")
+    name = answer["model"]["name"]
+    output.data(f"unpinned `{name}`")
+    if answer.get("manifest_pin"):
+        output.note(f"the manifest pins `{name}`; this holds all the same, over restarts too, until that is changed")
+
+
+def _for_each(models: Sequence[str], act: Callable[[str], None]) -> None:
+    """Act on each model once, in order; what fails of several is told, and the others are done all the same.
+
+    Raises:
+        DaemonNotRunning, Unreachable: nobody is there for the others either.
+        OmlxError: it failed for the only one.
+        typer.Exit: with the status of the first that failed.
+    """
+    failed: OmlxError | None = None
+    for model in dict.fromkeys(models):
+        try:
+            act(model)
+        except OmlxError as error:
+            if len(models) == 1 or isinstance(error, DaemonNotRunning | Unreachable):
+                raise
+            output.report(error)
+            failed = failed or error
+    if failed is not None:
+        raise typer.Exit(failed.exit_status)
 
 
 def _warn(answer: dict[str, Any]) -> None:

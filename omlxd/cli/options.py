@@ -13,6 +13,10 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A name or alias of the manifest.", autocompletion=model_names)
 ]
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL...", help="Names or aliases of the manifest.", autocompletion=model_names),
+]
 Force = Annotated[bool, typer.Option("--force", help="Even when pinned models would be above the limit.")]
 # Not `readable`: whoever reads it says what is wrong with it, and with which status.
 ManifestFile = Annotated[

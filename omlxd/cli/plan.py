@@ -94,9 +94,10 @@ def find_surroundings(
     limits = limits_in_force(status["memory"]) if status else _limits_to_come(manifest, state)
     if max_memory is not None:
         from omlxd.core.limits import resolve_limits
+        from omlxd.core.states import LimitOrigin
 
         machine = find_machine()
-        limits = resolve_limits(max_memory_bytes(max_memory, machine), None, machine)
+        limits = resolve_limits(max_memory_bytes(max_memory, machine), None, machine, LimitOrigin.COMMAND_LINE)
         for warning in limits.warnings:
             output.warn(warning)
     neighbours = neighbours_of(status["models"]) if status else _pinned(manifest, state, warn=warn_of_pins)
@@ -160,8 +161,9 @@ def _limits_to_come(manifest: Manifest, state: SavedState) -> MemoryLimits:
     from omlxd.daemon.machine import find_machine
 
     saved = state.max_memory(str(manifest.daemon.max_memory))
-    settings = manifest.daemon if saved is None else replace(manifest.daemon, max_memory=saved)
-    return settings.memory_limits(find_machine())
+    if saved is None or state.limit is None:
+        return manifest.daemon.memory_limits(find_machine())
+    return replace(manifest.daemon, max_memory=saved).memory_limits(find_machine(), state.limit.origin)
 
 
 def _pinned(manifest: Manifest, state: SavedState, *, warn: bool) -> tuple[Neighbour, ...]:
@@ -186,7 +188,7 @@ def _draw(surroundings: Surroundings, plan: Plan) -> None:
     from omlxd.cli.render import draw, has_room_for, plan_table  # Rich, only where a table is drawn
 
     limits = surroundings.planner.limits
-    soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no limit"
+    soft = f"limit {format_bytes(limits.soft_bytes)} ({limits.set_by})" if limits.soft_bytes else "no limit"
     hard = f", hard limit {format_bytes(limits.hard_bytes)}" if limits.hard_bytes else ""
     source = "as the daemon has it now" if surroundings.running else "the daemon is not running"
     output.sentence(f"{soft}{hard}; {source}")

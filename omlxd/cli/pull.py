@@ -91,7 +91,7 @@ def _require_fit(context: typer.Context, repo: str, contents: Contents) -> None:
     if 0 < limits.soft_bytes < contents.weights_bytes:
         raise DoesNotFit(
             f"the weights of `{repo}` take {format_bytes(contents.weights_bytes)}, the limit is"
-            f" {format_bytes(limits.soft_bytes)} ({limits.binding})",
+            f" {format_bytes(limits.soft_bytes)} ({limits.set_by})",
             hint="choose a smaller one, or one with fewer bits; `--force` fetches it all the same",
             details={"weights_bytes": contents.weights_bytes, "soft_limit_bytes": limits.soft_bytes},
         )

@@ -11,6 +11,7 @@ from omlxd.cli import output
 from omlxd.cli.client import Client
 from omlxd.cli.event_sentences import change_words
 from omlxd.cli.invocation import client_of
+from omlxd.cli.limit import tell_effects
 from omlxd.cli.options import Json
 from omlxd.core.errors import Unreachable, from_json
 
@@ -63,8 +64,7 @@ def _show(done: Mapping[str, Any]) -> None:
     for change in done["changes"]:
         output.data(change_words(change))
     output.data(_summary(done))
-    for name in done["evicted"]:
-        output.note(f"unloaded `{name}`")
+    tell_effects(done)
     for warning in done["warnings"]:
         output.warn(warning)
     if done["pending"]:

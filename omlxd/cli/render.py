@@ -95,7 +95,7 @@ def plan_table(rows: Iterable[tuple[Wish, Verdict]], together: Verdict | None, *
 
     def add(name: str, verdict: Verdict, *asked_and_most: str) -> None:
         evict = () if narrow else (cells.word(", ".join(verdict.evict) or NOTHING),)
-        binding = cells.word(verdict.binding)
+        binding = cells.word(verdict.set_by)
         table.add_row(cells.word(name), *_plan_sizes(verdict, narrow), *asked_and_most, binding, *evict)
 
     for wish, verdict in rows:

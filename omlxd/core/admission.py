@@ -214,9 +214,9 @@ def _shortage(taken_bytes: int, difference: Difference, limits: Limits) -> Short
     over_soft = stays_bytes - soft_bytes if soft_bytes > 0 else -1
     over_hard = stays_bytes + difference.transient_bytes - hard_bytes if hard_bytes > 0 else -1
     if (over_soft <= 0 and over_hard > 0) or soft_bytes <= 0:
-        words = f"the hard limit {format_bytes(hard_bytes)} ({limits.hard_binding})"
+        words = f"the hard limit {format_bytes(hard_bytes)} ({limits.hard_set_by})"
         return Shortage(over_hard, hard_bytes, limits.hard_binding, words, True)
-    words = f"the soft limit {format_bytes(limits.soft_bytes)} ({limits.binding})"
+    words = f"the soft limit {format_bytes(limits.soft_bytes)} ({limits.set_by})"
     return Shortage(max(over_soft, over_hard), soft_bytes, limits.binding, words, False)
 
 

@@ -61,7 +61,7 @@ class Case:
         over = format_bytes(self.pressure_bytes - self.limits.soft_bytes)
         soft = format_bytes(self.limits.soft_bytes)
         return (
-            f"{gauge} {format_bytes(self.pressure_bytes)} is {over} over the soft limit {soft} ({self.limits.binding})"
+            f"{gauge} {format_bytes(self.pressure_bytes)} is {over} over the soft limit {soft} ({self.limits.set_by})"
         )
 
     def answer(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from omlxd.core.limits import Machine, MemoryLimits
+from omlxd.core.limits import Machine, MemoryLimits, limit_set_by
 from omlxd.core.units import format_bytes
 
 MIB: Final = 2**20
@@ -16,6 +16,7 @@ MLX_SERIES: Final = "0.32"
 
 FULL_DISK_BYTES: Final = 100 * MIB
 NEARLY_FULL_DISK_BYTES: Final = 1024 * MIB
+SOCKET_ALONE: Final = "on the socket alone"
 EARLIEST_S: Final = 1_735_689_600  # the year 2025: no clock that is right shows less
 AHEAD_S: Final = 120.0
 WIRED_PERCENT: Final = 95  # of the machine's memory; the rest is the system's
@@ -95,14 +96,43 @@ def judge_device(machine: Machine, wired_limit_bytes: int | None) -> Finding:
 
 def judge_limits(limits: MemoryLimits, machine: Machine) -> Finding:
     """Whether the limits are those that were asked for, and on Metal what would raise the device's cap."""
-    soft = f"soft {format_bytes(limits.soft_bytes)} ({limits.binding})" if limits.soft_bytes else "no soft limit"
-    found = f"{soft}, hard {format_bytes(limits.hard_bytes)} ({limits.hard_binding})"
     if not limits.warnings:
-        return well("limits", found)
+        return well("limits", _limits_text(limits))
     remedy = "lower `max_memory`"
     if limits.binding == "metal":
         remedy += f", or `{wired_limit_command(machine.ram_bytes)}`"
     return warning("limits", limits.warnings[0], remedy)
+
+
+def judge_limits_in_force(in_force: MemoryLimits, asked: MemoryLimits, machine: Machine) -> Finding:
+    """Whether a daemon that runs keeps the limits that it would be started with again."""
+    if (in_force.soft_bytes, in_force.hard_bytes) == (asked.soft_bytes, asked.hard_bytes):
+        return judge_limits(asked, machine)
+    found = f"in force are {_limits_text(in_force)}, and the manifest asks for {_limits_text(asked)}"
+    return warning("limits", found, "`omlxd reload`")
+
+
+def _limits_text(limits: MemoryLimits) -> str:
+    soft = f"soft {format_bytes(limits.soft_bytes)} ({limits.set_by})" if limits.soft_bytes else "no soft limit"
+    return f"{soft}, hard {format_bytes(limits.hard_bytes)} ({limit_set_by(limits.hard_binding, limits.origin)})"
+
+
+def judge_address(listens: str | None, asked: str | None, key: bool) -> Finding:
+    """Whether a daemon that runs listens where the manifest says; another address there is known to be free.
+
+    Args:
+        listens: its `host:port`, None for the Unix socket alone.
+        asked: the manifest's, with the port that was bound where any will do.
+        key: whether clients must send one.
+    """
+    if listens == asked:
+        return well("api", f"{asked}, {'with a key' if key else 'without a key'}" if asked else SOCKET_ALONE)
+    found = f"the daemon listens {_at(listens)}, by the manifest {_at(asked)}"
+    return warning("api", found, "`omlxd restart`")
+
+
+def _at(listens: str | None) -> str:
+    return f"at {listens}" if listens else SOCKET_ALONE
 
 
 def wired_limit_command(ram_bytes: int) -> str:

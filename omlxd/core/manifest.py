@@ -15,6 +15,7 @@ from typing import Final
 from omlxd.core.errors import InvalidRequest, UnknownModel
 from omlxd.core.limits import GIB, Machine, MemoryLimits, auto_limit, resolve_limits
 from omlxd.core.memory import Policy
+from omlxd.core.states import LimitOrigin
 from omlxd.core.units import parse_limit, parse_size
 from omlxd.core.wording import nearest, shown
 
@@ -90,10 +91,13 @@ class DaemonSettings:
     log_max_size_bytes: int = 20 * 2**20
     log_backups: int = 5
 
-    def memory_limits(self, machine: Machine) -> MemoryLimits:
-        """The limits in force on this machine; raises InvalidRequest when `hard_limit` contradicts the rest."""
+    def memory_limits(self, machine: Machine, origin: LimitOrigin = LimitOrigin.MANIFEST) -> MemoryLimits:
+        """The limits in force on this machine; raises InvalidRequest when `hard_limit` contradicts the rest.
+
+        `origin` is who said what `max_memory` is, where these are not the manifest's own settings.
+        """
         hard_bytes = None if self.hard_limit is None else parse_limit(self.hard_limit, ram_bytes=machine.ram_bytes)
-        return resolve_limits(max_memory_bytes(self.max_memory, machine), hard_bytes, machine)
+        return resolve_limits(max_memory_bytes(self.max_memory, machine), hard_bytes, machine, origin)
 
 
 @dataclass(frozen=True)

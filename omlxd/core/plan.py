@@ -14,7 +14,7 @@ from typing import Final
 from omlxd.core.admission import chunks
 from omlxd.core.costs import KvCosts
 from omlxd.core.ledger import reserved_tokens
-from omlxd.core.limits import MemoryLimits
+from omlxd.core.limits import MemoryLimits, limit_set_by
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import named
 
@@ -108,6 +108,7 @@ class Verdict:
         beside_bytes: what those hold.
         limit_bytes: the limit that binds: the one that is nearest, or broken.
         binding: what sets that limit: `max_memory`, `ram`, `metal`, ...; `none` without limits.
+        set_by: the same as the user knows it.
         hard: whether that is the hard limit.
         short_bytes: what is missing; negative is left.
         max_context_tokens: the longest context at this concurrency; 0 when not even a short prompt fits.
@@ -125,6 +126,7 @@ class Verdict:
     beside_bytes: int
     limit_bytes: int
     binding: str
+    set_by: str
     hard: bool
     short_bytes: int
     max_context_tokens: int = 0
@@ -143,7 +145,7 @@ class Verdict:
             need += f", beside {format_bytes(self.beside_bytes)} of {', '.join(beside)}"
         if not self.limit_bytes:
             return f"{need}; no limit is enforced"
-        limit = f"the {'hard' if self.hard else 'soft'} limit {format_bytes(self.limit_bytes)} ({self.binding})"
+        limit = f"the {'hard' if self.hard else 'soft'} limit {format_bytes(self.limit_bytes)} ({self.set_by})"
         if not self.fits:
             return f"{need}: {format_bytes(self.short_bytes)} more than {limit} leaves{self._wait_text}"
         fit = "fits" if len(self.names) == 1 else "fit"
@@ -211,6 +213,7 @@ class Planner:
         need = self._need(wishes, stays_bytes)
         short, hard = self._shortage(stays_bytes, need)
         fits = short <= 0
+        binding = (self.limits.hard_binding if hard else self.limits.binding) if self._limited else "none"
         evict = self._evicted(others, stays_bytes, need) if fits else ()
         return Verdict(
             names=names,
@@ -220,7 +223,8 @@ class Planner:
             beside=tuple(staying),
             beside_bytes=stays_bytes,
             limit_bytes=self.limits.hard_bytes if hard else self.limits.soft_bytes,
-            binding=(self.limits.hard_binding if hard else self.limits.binding) if self._limited else "none",
+            binding=binding,
+            set_by=limit_set_by(binding, self.limits.origin),
             hard=hard,
             short_bytes=short,
             known=all(wish.costs.certain for wish in wishes),

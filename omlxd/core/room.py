@@ -136,7 +136,7 @@ def _never(
     if need_bytes > limit_bytes:
         why = (
             f"`{model}` needs {format_bytes(need_bytes)}, more than the {name}"
-            f" {format_bytes(limit_bytes)} ({limits.binding})"
+            f" {format_bytes(limit_bytes)} ({limits.set_by})"
         )
         return Room(RoomKind.NEVER, why, need_bytes, used_bytes, limit_bytes, limits.binding)
     held = (EntryState.LOADED, EntryState.LOADING)
@@ -147,7 +147,7 @@ def _never(
     names = named(entry.name for entry in pinned)
     why = (
         f"`{model}` needs {format_bytes(need_bytes)} and pinned models hold {format_bytes(pinned_bytes)} ({names}),"
-        f" together more than the {name} {format_bytes(limit_bytes)} ({limits.binding})"
+        f" together more than the {name} {format_bytes(limit_bytes)} ({limits.set_by})"
     )
     blockers = tuple(entry.name for entry in pinned)
     return Room(RoomKind.NEVER, why, need_bytes, used_bytes, limit_bytes, "pinned", blockers=blockers)

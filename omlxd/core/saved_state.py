@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from omlxd.core.learned_costs import LearnedCosts
 from omlxd.core.manifest import Manifest
+from omlxd.core.states import LimitOrigin
+from omlxd.core.wording import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,11 @@ class SavedLimit:
 
     max_memory: str
     manifest_max_memory: str
+
+    @property
+    def origin(self) -> LimitOrigin:
+        """Who says what the limit is; what the manifest says as well is its own."""
+        return LimitOrigin.MANIFEST if self.max_memory == self.manifest_max_memory else LimitOrigin.LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +84,28 @@ class SavedState:
         return saved.pinned
 
     def without_outdated(self, manifest: Manifest) -> SavedState:
-        """This state without what a newer word of the manifest has taken the place of."""
+        """This state without what a newer word of the manifest has taken the place of, or has nothing to do with."""
         limit = self.limit if self.max_memory(str(manifest.daemon.max_memory)) is not None else None
         models = manifest.models
         pins = {
-            name: pin
-            for name, pin in self.pins.items()
-            if name not in models or models[name].pin is pin.manifest_pinned
+            name: pin for name, pin in self.pins.items() if name in models and models[name].pin is pin.manifest_pinned
         }
         return replace(self, limit=limit, pins=pins)
+
+    def changed_pins(self, manifest: Manifest) -> dict[str, bool]:
+        """The models that are pinned, or are not, other than the manifest says."""
+        pinned = {model.name: self.pinned(model.name, model.pin) for model in manifest.models.values()}
+        return {name: now for name, now in pinned.items() if now is not manifest.models[name].pin}
+
+    def pins_origin(self, manifest: Manifest) -> str | None:
+        """Where pins come from when they are not the manifest's: `... unpinned by ...; the manifest says otherwise`."""
+        changed = self.changed_pins(manifest)
+        said = [
+            f"{named(names)} {done} by `omlxd {command}`"
+            for command, done, pinned in (("unpin", "unpinned", False), ("pin", "pinned", True))
+            if (names := [name for name, now in changed.items() if now is pinned])
+        ]
+        return f"{', '.join(said)}; the manifest says otherwise" if said else None
 
     def with_pin(self, model: str, pin: SavedPin) -> SavedState:
         """This state with one more word about a pin."""

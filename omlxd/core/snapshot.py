@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omlxd.core.limits import limit_set_by
 from omlxd.core.memory import MemoryReading, Policy
-from omlxd.core.states import EntryState
+from omlxd.core.states import EntryState, LimitOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Limits:
     Attributes:
         soft_bytes, hard_bytes: the limits; 0 for none.
         binding, hard_binding: what sets each of them.
+        origin: who said what `max_memory` is.
         policy: how pressure is answered.
         tolerated_bytes: over the soft limit with nothing left to do (R9), usage up to here is let be, so that small
             requests still run; 0 while the limit can be kept.
@@ -138,6 +140,17 @@ class Limits:
     hard_binding: str = "ram"
     tolerated_bytes: int = 0
     min_available_bytes: int = 0
+    origin: LimitOrigin = LimitOrigin.MANIFEST
+
+    @property
+    def set_by(self) -> str:
+        """What sets the soft limit, as the user knows it."""
+        return limit_set_by(self.binding, self.origin)
+
+    @property
+    def hard_set_by(self) -> str:
+        """What sets the hard limit, as the user knows it."""
+        return limit_set_by(self.hard_binding, self.origin)
 
     def below(self, others: Limits) -> bool:
         """Whether either limit is lower than it was among `others`; none at all is higher than any."""

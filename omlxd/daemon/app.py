@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import omlxd
@@ -100,17 +100,8 @@ class Daemon:
         )
 
     def memory(self) -> MemoryView:
-        """Memory and limits now, and who said what the soft limit is."""
-        return replace(self.monitor.memory(), limit_origin=self._limit_origin())
-
-    def _limit_origin(self) -> LimitOrigin:
-        if self.flags.max_memory is not None:
-            return LimitOrigin.COMMAND_LINE
-        written = str(self.manifest.daemon.max_memory)
-        saved = self.state_file.state.max_memory(written)
-        if saved in (None, written) or max_memory_bytes(saved, self.machine) != self.enforcer.max_bytes:
-            return LimitOrigin.MANIFEST  # also when the saved one no longer holds beside the manifest's `hard_limit`
-        return LimitOrigin.LIMIT
+        """Memory and limits now."""
+        return self.monitor.memory()
 
     def surroundings(self, max_memory: str | None = None) -> Surroundings:
         """What a plan is made in now; with another soft limit where one is given. Raises InvalidRequest."""
@@ -118,7 +109,8 @@ class Daemon:
         memory = monitor.memory()
         limits = limits_in_force(flat(memory))
         if max_memory is not None:
-            limits = resolve_limits(max_memory_bytes(max_memory, self.machine), None, self.machine)
+            asked_bytes = max_memory_bytes(max_memory, self.machine)
+            limits = resolve_limits(asked_bytes, None, self.machine, LimitOrigin.COMMAND_LINE)
         neighbours = neighbours_of([flat(view) for view in monitor.models()])
         return Surroundings(
             manifest=self.manifest,

@@ -7,16 +7,19 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omlxd.core.checkup import (
+    SOCKET_ALONE,
     Finding,
+    judge_address,
     judge_clock,
     judge_device,
     judge_disk,
     judge_limits,
+    judge_limits_in_force,
     judge_lock,
     judge_logs,
     judge_promised,
@@ -30,6 +33,7 @@ from omlxd.core.errors import InvalidRequest, ManifestInvalid, OmlxError, StartF
 from omlxd.core.limits import Machine, MemoryLimits
 from omlxd.core.manifest import DaemonSettings, Manifest
 from omlxd.core.saved_state import SavedState
+from omlxd.core.states import LimitOrigin
 from omlxd.daemon.api_key import api_key_of
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 from omlxd.daemon.machine import find_machine
@@ -66,8 +70,23 @@ def _blas() -> Finding:
     return warning("blas", found, "install it (Debian, Ubuntu: `apt install libopenblas0-pthread`)")
 
 
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What a daemon that runs goes by.
+
+    Attributes:
+        manifest: the file it was started with.
+        limits: of its memory.
+        api: where it listens, as `host:port`; None for the Unix socket alone.
+    """
+
+    manifest: Path
+    limits: MemoryLimits
+    api: str | None
+
+
 def check_manifest(
-    path: Path, machine: Machine, saved: SavedState, *, running: bool
+    path: Path, machine: Machine, saved: SavedState, *, running: bool, in_force: InForce | None = None
 ) -> tuple[list[Finding], DaemonSettings]:
     """The manifest, the limits that follow from it, each model's files, and the API's key and port.
 
@@ -76,13 +95,15 @@ def check_manifest(
         machine: what the limits follow from.
         saved: what was set while a daemon ran.
         running: whether a daemon runs, which then has the port.
+        in_force: what that one goes by, when it answers; another manifest than its own is not compared with it.
 
     Returns:
         What was found, and the manifest's settings, or the defaults.
     """
+    in_force = in_force if in_force is not None and in_force.manifest == path else None
     try:
         manifest = read_manifest(path)
-        limits, origin = _limits(manifest.daemon, machine, saved)
+        limits, origin = _limits(manifest.daemon, machine, saved, saved.start if running else {})
     except ManifestInvalid as error:
         problems = "; ".join(error.problems)
         finding = wrong(
@@ -91,16 +112,26 @@ def check_manifest(
         return [finding], DaemonSettings()
     except OmlxError as error:
         return [wrong("manifest", error.message, error.hint or "`omlxd check`")], DaemonSettings()
-    found = [well("manifest", manifest.path), _from(judge_limits(limits, machine), origin)]
-    return [*found, *_models(manifest, saved, limits.soft_bytes), _api(manifest, running)], manifest.daemon
+    judged = (
+        judge_limits(limits, machine) if in_force is None else judge_limits_in_force(in_force.limits, limits, machine)
+    )
+    found = [well("manifest", manifest.path), _from(judged, origin), *_models(manifest, saved, limits.soft_bytes)]
+    return [*found, _api(manifest, running, in_force)], manifest.daemon
 
 
-def _limits(settings: DaemonSettings, machine: Machine, saved: SavedState) -> tuple[MemoryLimits, str | None]:
-    """The limits that a start takes, and where they come from if not from the manifest."""
+def _limits(
+    settings: DaemonSettings, machine: Machine, saved: SavedState, start: Mapping[str, str]
+) -> tuple[MemoryLimits, str | None]:
+    """The limits that a start with these options takes, and where they come from if not from the manifest."""
     written = str(settings.max_memory)
+    settings = replace(settings, hard_limit=start.get("hard_limit", settings.hard_limit))
+    if (told := start.get("max_memory")) is not None:
+        limits = replace(settings, max_memory=told).memory_limits(machine, LimitOrigin.COMMAND_LINE)
+        return limits, f"set by `--max-memory`; the manifest says `{written}`"
     if (origin := saved.limit_origin(written)) is not None:
         try:
-            return replace(settings, max_memory=saved.max_memory(written) or written).memory_limits(machine), origin
+            kept = replace(settings, max_memory=saved.max_memory(written) or written)
+            return kept.memory_limits(machine, LimitOrigin.LIMIT), origin
         except InvalidRequest:
             pass  # a start leaves it then too
     return settings.memory_limits(machine), None
@@ -149,18 +180,21 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _api(manifest: Manifest, running: bool) -> Finding:
-    """Whether a start finds the API's key, and its port free."""
+def _api(manifest: Manifest, running: bool, in_force: InForce | None) -> Finding:
+    """Whether a start finds the API's key, and its port free; what the daemon that runs has, it gives back."""
     listen = manifest.api.address
     if listen is None:
-        return well("api", "on the socket alone")
+        return well("api", SOCKET_ALONE) if in_force is None else judge_address(in_force.api, None, False)
+    port = None if in_force is None or in_force.api is None else int(in_force.api.rpartition(":")[2])
     try:
         key = api_key_of(manifest.api)
-        if not running:
+        if not running or (in_force is not None and listen.port not in (0, port)):
             bind_tcp(listen, manifest=Path(manifest.path)).close()
     except StartFailed as error:
-        return wrong("api", error.message, error.hint or "`omlxd check`")
-    return well("api", f"{written(listen)}, {'with a key' if key else 'without a key'}")
+        meanwhile = f"; the daemon that runs listens at {in_force.api}" if in_force and in_force.api else ""
+        return wrong("api", f"{error.message}{meanwhile}", error.hint or "`omlxd check`")
+    asked = written(listen, listen.port or port)
+    return judge_address(asked if in_force is None else in_force.api, asked, key is not None)
 
 
 def _models(manifest: Manifest, saved: SavedState, soft_bytes: int) -> Iterator[Finding]:
@@ -179,7 +213,7 @@ def _models(manifest: Manifest, saved: SavedState, soft_bytes: int) -> Iterator[
         yield warning("model", "the manifest has none", "`omlxd find` shows what is here, `omlxd add` adds it")
     elif not any(report.problems for report in reports):
         yield well("model", f"{len(reports)} can be loaded")
-    yield judge_promised(pinned_bytes, preloaded_bytes, soft_bytes)
+    yield _from(judge_promised(pinned_bytes, preloaded_bytes, soft_bytes), saved.pins_origin(manifest))
 
 
 def _home(root: Path) -> Finding:

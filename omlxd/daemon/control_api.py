@@ -91,15 +91,17 @@ class _ControlApi:
 
     async def unpin(self, request: Request) -> Response:
         await read_body(request, NoBody)
-        warnings = await pinning.unpin(self._daemon, request.path_params["name"])
-        return _answer(model=self._view(request.path_params["name"]), warnings=list(warnings))
+        name = request.path_params["name"]
+        warnings = await pinning.unpin(self._daemon, name)
+        manifest_pin = self._daemon.pool.resolve(name).settings.pin
+        return _answer(model=self._view(name), manifest_pin=manifest_pin, warnings=list(warnings))
 
     async def limits(self, request: Request) -> Response:
         body = await read_body(request, LimitsBody)
         done = await change_limit(self._daemon, body.max_memory, force=body.force)
         return _answer(
             memory=flat(self._daemon.memory()),
-            evicted=list(done.evicted),
+            **done.effects(),
             warnings=list(done.warnings),
             level=self._daemon.enforcer.level.value,
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
@@ -56,12 +57,23 @@ class DecisionLog:
         self._recent: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
         self._ids = count(1)
         self._requests: dict[str, list[str]] = {}  # of the decisions that are being carried out
+        self._gathering: list[list[Mapping[str, Any]]] = []
         self.count = 0
 
     @property
     def recent(self) -> tuple[dict[str, Any], ...]:
         """The last decisions as their events' fields, with the time (`ts`, seconds since the epoch), oldest first."""
         return tuple(self._recent)
+
+    @contextmanager
+    def gathered(self) -> Iterator[Sequence[Mapping[str, Any]]]:
+        """All decisions from here to the end of the `with`, as `recent` has them, and however many they are."""
+        found: list[Mapping[str, Any]] = []
+        self._gathering.append(found)
+        try:
+            yield found
+        finally:
+            self._gathering = [each for each in self._gathering if each is not found]
 
     def begin(self) -> str:
         """The id of a decision that is about to be carried out; of one that comes to nothing it is not used again."""
@@ -94,13 +106,16 @@ class DecisionLog:
             "soft_limit_bytes": limits.soft_bytes,
             "hard_limit_bytes": limits.hard_bytes,
             "binding": limits.binding,
+            "limit_origin": limits.origin.value,
             "duration_s": round(record.duration_s, 6),
             "seen": record.before.to_json(),
             "candidates": [asdict(candidate) for candidate in _named(record.candidates)],
             "requests": self._requests.pop(decision, []),
             **record.extra,
         }
-        self._recent.append({"decision": decision, "ts": self._clock(), **fields})
+        self._recent.append(told := {"decision": decision, "ts": self._clock(), **fields})
+        for gathering in self._gathering:
+            gathering.append(told)
         self._emit(Event(EventName.DECISION, EventLevel.INFO, model=record.victim, decision=decision, fields=fields))
         return decision
 

@@ -16,7 +16,7 @@ from omlxd.core.limits import Machine, MemoryLimits, resolve_limits
 from omlxd.core.memory import Policy
 from omlxd.core.policy import Decision, Outcome, decide
 from omlxd.core.snapshot import Limits
-from omlxd.core.states import EnforcerView, Level
+from omlxd.core.states import EnforcerView, Level, LimitOrigin
 from omlxd.daemon.ladder_walk import LadderWalk
 from omlxd.daemon.machine import find_machine
 from omlxd.daemon.pool import EnginePool
@@ -37,10 +37,11 @@ class EnforcerSettings:
     hard_limit: int | None = None
     min_available: int = 0
     policy: Policy = Policy.GRACEFUL
+    limit_origin: LimitOrigin = LimitOrigin.MANIFEST
 
     def limits(self, machine: Machine) -> MemoryLimits:
         """The limits on this machine; raises InvalidRequest when `hard_limit` contradicts `max_bytes` or it."""
-        return resolve_limits(self.max_bytes, self.hard_limit, machine)
+        return resolve_limits(self.max_bytes, self.hard_limit, machine, self.limit_origin)
 
 
 class ProcessMemoryEnforcer:
@@ -56,6 +57,7 @@ class ProcessMemoryEnforcer:
         min_available: bytes that other programs must leave the system: with less, caches and idle models go and
             nothing new is admitted; 0 for not looking at it.
         policy: how pressure is answered.
+        limit_origin: who said what `max_bytes` is.
         emit: where events go; by default where the pool's go.
         sleep: waits between two looks.
         clock: monotonic seconds.
@@ -75,12 +77,13 @@ class ProcessMemoryEnforcer:
         machine: Machine | None = None,
         min_available: int = 0,
         policy: Policy = Policy.GRACEFUL,
+        limit_origin: LimitOrigin = LimitOrigin.MANIFEST,
         emit: Emit | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = engine_pool
-        self._max_bytes = max_bytes
+        self._max_bytes, self._origin = max_bytes, limit_origin
         self._poll_interval_s = poll_interval
         self._guard = prefill_memory_guard
         self._hard_limit = hard_limit
@@ -98,7 +101,7 @@ class ProcessMemoryEnforcer:
         self._overhead_bytes = 0
         self._last_error: str | None = None
         self._looked_at_s = clock()
-        self._limits = resolve_limits(max_bytes, hard_limit, self._machine())
+        self._limits = self._resolved(max_bytes)
 
     @property
     def running(self) -> bool:
@@ -122,7 +125,13 @@ class ProcessMemoryEnforcer:
 
     @max_bytes.setter
     def max_bytes(self, max_bytes: int) -> None:
-        self._change_limit(max_bytes, resolve_limits(max_bytes, self._hard_limit, self._machine()))
+        self.set_limit(max_bytes, self._origin)
+
+    def set_limit(self, max_bytes: int, origin: LimitOrigin) -> None:
+        """Set the soft limit, and who said it; in force at once. Raises InvalidRequest, and changes nothing then."""
+        limits = resolve_limits(max_bytes, self._hard_limit, self._machine(), origin)
+        self._origin = origin
+        self._change_limit(max_bytes, limits)
 
     def configure(self, settings: EnforcerSettings) -> None:
         """Take over other settings, at once and as a whole.
@@ -137,6 +146,7 @@ class ProcessMemoryEnforcer:
             settings.prefill_memory_guard,
         )
         self._min_available_bytes, self._poll_interval_s = settings.min_available, settings.poll_interval
+        self._origin = settings.limit_origin
         if settings.max_bytes != self._max_bytes:
             self._change_limit(settings.max_bytes, limits)
         else:
@@ -156,6 +166,7 @@ class ProcessMemoryEnforcer:
                     "soft_limit_bytes": limits.soft_bytes,
                     "hard_limit_bytes": limits.hard_bytes,
                     "binding": limits.binding,
+                    "limit_origin": limits.origin.value,
                 },
             )
         )
@@ -169,7 +180,7 @@ class ProcessMemoryEnforcer:
         self._pool.on_over_limit = self._on_over_limit
         self._pool.on_engine_started = self._on_engine_started
         self._pool.on_wanted_block = self.relieve
-        self._take(resolve_limits(self._max_bytes, self._hard_limit, self._machine()))
+        self._take(self._resolved(self._max_bytes))
         self._looked_at_s = self._clock()
         self._task = asyncio.create_task(self._watch(), name="omlxd-enforcer")
 
@@ -272,6 +283,7 @@ class ProcessMemoryEnforcer:
             hard_binding=self._limits.hard_binding,
             tolerated_bytes=self._level.tolerated_bytes,
             min_available_bytes=self._min_available_bytes,
+            origin=self._limits.origin,
         )
         engine_limits = EngineLimits(limits.soft_bytes, limits.hard_bytes, self._pause_above(limits), self._guard)
         if (limits, engine_limits) != (self._pool.limits, self._pool.link.wanted.limits):
@@ -291,10 +303,13 @@ class ProcessMemoryEnforcer:
         """Only now MLX can say what the device allows."""
         if self._given_machine is None:
             try:
-                self._take(resolve_limits(self._max_bytes, self._hard_limit, self._machine()))
+                self._take(self._resolved(self._max_bytes))
             except OmlxError as error:  # an explicit hard limit above what the device has just turned out to allow
                 self._emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields=error.to_json()))
             self._woken.set()
+
+    def _resolved(self, max_bytes: int) -> MemoryLimits:
+        return resolve_limits(max_bytes, self._hard_limit, self._machine(), self._origin)
 
     def _machine(self) -> Machine:
         return self._given_machine or find_machine(self._pool.engine.device_cap())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ async def _run(
     watchers: Watchers,
     hangup: Hangup,
 ) -> Ended:
-    engine_gone, listen = True, daemon.manifest.api.address
+    engine_gone, listen, cut = True, daemon.manifest.api.address, Counter[str]()
     door = front_door(daemon, None if listen is None else _tcp_rules(daemon.manifest.api, listen))
     reloader = daemon.reloader = Reloader(daemon, config.manifest_path, Parts(door, watchers, log))
     try:
@@ -182,7 +183,7 @@ async def _run(
             await daemon.stop.wanted.wait()
             manager.stopping(within_s=daemon.manifest.daemon.drain_timeout_s + AFTER_DRAIN_S)
             was_ready = daemon.state is DaemonState.READY
-            await _drain(daemon)
+            cut = await _drain(daemon)
             await daemon.end_background()
             await note_the_end(daemon, was_ready=was_ready)
             await reloader.stop()
@@ -197,8 +198,9 @@ async def _run(
         await daemon.state_file.flush()
         engine_gone = await daemon.pool.close(ENGINE_CLOSE_NOW_S) and engine_gone
     ended = Ended(cut_short=daemon.stop.now.is_set(), engine_gone=engine_gone)
-    fields = {"cut_short": ended.cut_short, "engine_gone": ended.engine_gone}
-    daemon.bus.emit(Event(EventName.DAEMON_STOPPED, fields=fields))
+    fields = {"cut_short": ended.cut_short, "engine_gone": ended.engine_gone, "cut": dict(cut)}
+    level = EventLevel.WARNING if cut else EventLevel.INFO
+    daemon.bus.emit(Event(EventName.DAEMON_STOPPED, level, fields=fields))
     return ended
 
 
@@ -244,8 +246,12 @@ async def _become_ready(daemon: Daemon) -> None:
         await note_what_is_loaded(daemon)
 
 
-async def _drain(daemon: Daemon) -> None:
-    """Take nothing new, serve what is there for `drain_timeout`, less when somebody asks again."""
+async def _drain(daemon: Daemon) -> Counter[str]:
+    """Take nothing new, serve what is there for `drain_timeout`, less when somebody asks again.
+
+    Returns:
+        How many requests of each model have not come to their end by then, and are cut.
+    """
     daemon.state = DaemonState.DRAINING
     daemon.pool.stop_admitting(restarting=daemon.stop.to_restart)
     timeout_s = daemon.manifest.daemon.drain_timeout_s
@@ -261,7 +267,9 @@ async def _drain(daemon: Daemon) -> None:
     await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, hurried):
         task.cancel()
-    await asyncio.gather(draining, hurried, return_exceptions=True)
+    aborted, _ = await asyncio.gather(draining, hurried, return_exceptions=True)
+    left = [generation.model for generation in daemon.pool.generations]
+    return Counter([*left, *(aborted if isinstance(aborted, list) else ())])
 
 
 def _event_log(config: DaemonConfig, manifest: Manifest, console: Console | None) -> EventLog:

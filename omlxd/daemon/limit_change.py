@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from omlxd.core.manifest import max_memory_bytes
+from omlxd.core.memory import Policy
 from omlxd.core.saved_state import SavedLimit, SavedState
 from omlxd.core.states import Level
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.pinning import require_room_for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LimitChange:
-    """What a new limit led to: the models that were unloaded for it, and what the user should know."""
+    """What a new limit led to, and what the user should know.
 
-    evicted: tuple[str, ...]
-    warnings: tuple[str, ...]
+    Attributes:
+        evicted: models that were unloaded.
+        parked, aborted: by model, requests that go on later, and those that ended.
+        postponed, cancelled: models whose load is tried again by itself, and those whose load is not.
+        warnings: sentences.
+    """
+
+    evicted: list[str] = field(default_factory=list)
+    parked: dict[str, list[str]] = field(default_factory=dict)
+    aborted: dict[str, list[str]] = field(default_factory=dict)
+    postponed: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+
+    def effects(self) -> dict[str, Any]:
+        """What it cost whom, JSON-ready."""
+        return {
+            "evicted": self.evicted,
+            "parked": self.parked,
+            "aborted": self.aborted,
+            "postponed": self.postponed,
+            "cancelled": self.cancelled,
+        }
 
 
 async def change_limit(daemon: Daemon, max_memory: str | int, *, force: bool = False) -> LimitChange:
@@ -36,12 +59,9 @@ async def change_limit(daemon: Daemon, max_memory: str | int, *, force: bool = F
         pinned = [entry for entry in daemon.pool.entries.values() if entry.pinned]
         await require_room_for(daemon, pinned, asked_bytes, f"the limit `{max_memory}`")
 
-    def set_limit() -> None:
-        daemon.enforcer.max_bytes = asked_bytes
-
-    done = await put_in_force(daemon, set_limit)
-    daemon.flags = replace(daemon.flags, max_memory=None)  # said later than the command line was
     saved = SavedLimit(str(max_memory), str(daemon.manifest.daemon.max_memory))
+    done = await put_in_force(daemon, lambda: daemon.enforcer.set_limit(asked_bytes, saved.origin))
+    daemon.flags = replace(daemon.flags, max_memory=None)  # said later than the command line was
 
     def with_limit(state: SavedState) -> SavedState:
         return replace(state, limit=saved, start={k: v for k, v in state.start.items() if k != "max_memory"})
@@ -52,17 +72,26 @@ async def change_limit(daemon: Daemon, max_memory: str | int, *, force: bool = F
 
 async def put_in_force(daemon: Daemon, change: Callable[[], None]) -> LimitChange:
     """Change the enforcer's limits, and let it act until they hold or nothing is left to do."""
-    decisions_before = daemon.pool.decisions.count
-    change()
-    await daemon.enforcer.settle()
-    return LimitChange(_evicted_since(daemon, decisions_before), _warnings(daemon))
+    # The enforcer's own task may act before `settle` does; the decision log knows in both cases.
+    with daemon.pool.decisions.gathered() as decisions:
+        change()
+        await daemon.enforcer.settle()
+    done = LimitChange(warnings=_warnings(daemon))
+    for decision in decisions:
+        if decision["trigger"] == "limit":
+            _note(decision, done)
+    return done
 
 
-def _evicted_since(daemon: Daemon, decisions_before: int) -> tuple[str, ...]:
-    # The enforcer's own task may have acted before `settle` did; the decision log knows in both cases.
-    new = daemon.pool.decisions.count - decisions_before
-    recent = daemon.pool.decisions.recent[-new:] if new else ()
-    return tuple(each["victim"] for each in recent if each["action"] == "unload" and each["trigger"] == "limit")
+def _note(decision: Mapping[str, Any], done: LimitChange) -> None:
+    action, model, graceful = decision["action"], decision["victim"], decision["policy"] == Policy.GRACEFUL
+    if action == "unload":
+        done.evicted.append(model)
+    elif action == "cancel_load":
+        (done.postponed if graceful else done.cancelled).append(model)
+    if requests := decision["requests"]:
+        goes_on = action == "park" or (action == "unload" and graceful)
+        (done.parked if goes_on else done.aborted).setdefault(model, []).extend(requests)
 
 
 def _warnings(daemon: Daemon) -> tuple[str, ...]:

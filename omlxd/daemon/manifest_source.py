@@ -56,11 +56,66 @@ def read_toml(text: str, path: Path) -> dict[str, Any]:
         raise invalid_manifest(path, ["file: is nested too deeply"]) from None
     except ValueError as failed:  # TOMLDecodeError, and numbers of thousands of digits
         message = str(failed)
-        where = re.search(r" \((?:at (line \d+, column \d+)|at end of document)\)$", message)
+        where = re.search(r" \((?:at line (\d+), column (\d+)|at end of document)\)$", message)
         if where is None:
             raise invalid_manifest(path, [f"file: {shown(message)}"]) from None
-        place = where[1] or "end of file"
-        raise invalid_manifest(path, [f"{place}: {message[: where.start()]}"]) from None
+        what = message[: where.start()]
+        problem = _at(text, int(where[1]), int(where[2]), what) if where[1] else _at_the_end(text, what)
+        raise invalid_manifest(path, [problem]) from None
+
+
+def _at(text: str, line: int, column: int, what: str) -> str:
+    lines = text.replace("\r\n", "\n").split("\n")[:line]
+    lines[-1] = lines[-1][: column - 1]
+    found = _still_open("\n".join(lines))
+    within = f", in the {found[0]} that begins on line {found[1]}" if found is not None and found[1] < line else ""
+    return f"line {line}, column {column}: {what}{within}"
+
+
+def _at_the_end(text: str, what: str) -> str:
+    """What is missing at the end of the file is missing where it was begun."""
+    if (found := _still_open(text)) is not None:
+        return f"line {found[1]}: the {found[0]} that begins here is not closed"
+    last = text.rstrip().count("\n") + 1
+    return f"line {last}: {what}"
+
+
+_PIECE: Final = re.compile(
+    "|".join(
+        (
+            r"#[^\n]*",
+            r'"{3}(?:\\.|[^\\])*?"{3,5}',
+            r"'{3}.*?'{3,5}",
+            r"\"{3}|'{3}",
+            r'"(?:\\.|[^"\\\n])*"',
+            r"'[^'\n]*'",
+            r"[\[\]{}\"']",
+        )
+    ),
+    re.DOTALL,
+)
+"""What can hide a bracket or is one; a text that is not closed shows as its quotes alone."""
+_QUOTES: Final = frozenset(('"', "'", '"""', "'''"))
+_KINDS: Final = {"[": "list", "{": "inline table"}
+
+
+def _still_open(text: str) -> tuple[str, int] | None:
+    """The outermost list, table or text that is not closed where this ends, and the line on which it begins."""
+    opened: list[re.Match[str]] = []
+    for piece in _PIECE.finditer(text):
+        if piece[0] in ("]", "}"):
+            del opened[-1:]
+        elif piece[0] in _KINDS:
+            opened.append(piece)
+        elif piece[0] in _QUOTES:  # the rest is within it
+            opened.append(piece)
+            break
+    if not opened:
+        return None
+    begin = opened[0].start()
+    starts_a_line = not text[text.rfind("\n", 0, begin) + 1 : begin].strip()
+    kind = "table heading" if starts_a_line else _KINDS.get(opened[0][0], "text in quotes")
+    return kind, text.count("\n", 0, begin) + 1
 
 
 def placed(problems: Iterable[str], path: str | Path) -> list[str]:

@@ -50,6 +50,7 @@ class MemoryMonitor:
             over_hard_samples=sampled.over_hard_samples,
             over_hard_bytes=sampled.over_hard_bytes,
             prefix_cache=snapshot.prefix_bytes,
+            limit_origin=limits.origin,
         )
 
     def enforcer(self) -> EnforcerView:

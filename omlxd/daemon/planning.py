@@ -17,7 +17,7 @@ from omlxd.core.manifest import Manifest, ModelSettings
 from omlxd.core.memory import Policy
 from omlxd.core.plan import PINNED, Neighbour, Planner, Verdict, Wish
 from omlxd.core.saved_state import SavedState
-from omlxd.core.states import SCHEMA, EntryState
+from omlxd.core.states import SCHEMA, EntryState, LimitOrigin
 from omlxd.daemon.model_files import model_folder, read_model_folder
 
 CONTEXT_TOKENS: Final = 4096
@@ -166,7 +166,14 @@ def planner_of(
 def limits_in_force(memory: Mapping[str, Any]) -> MemoryLimits:
     """The limits of a daemon, from the `memory` of its status."""
     hard_binding = memory.get("hard_binding") or memory["binding"]
-    return MemoryLimits(memory["soft_limit"], memory["hard_limit"], memory["binding"], hard_binding=hard_binding)
+    origin = memory.get("limit_origin")
+    return MemoryLimits(
+        memory["soft_limit"],
+        memory["hard_limit"],
+        memory["binding"],
+        hard_binding=hard_binding,
+        origin=LimitOrigin(origin) if origin else LimitOrigin.MANIFEST,  # an older daemon does not say it
+    )
 
 
 def neighbours_of(models: Sequence[Mapping[str, Any]]) -> tuple[Neighbour, ...]:

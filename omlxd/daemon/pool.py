@@ -379,11 +379,15 @@ class EnginePool:
         """Refuse new requests and loads with ShuttingDown; what is there goes on."""
         self._admitting, self._restarting = False, restarting
 
-    async def drain(self, timeout_s: float) -> None:
-        """Serve what is there for at most `timeout_s`, then abort the rest; what can never go on ends at once."""
+    async def drain(self, timeout_s: float) -> list[str]:
+        """Serve what is there for at most `timeout_s`, then abort the rest; what can never go on ends at once.
+
+        Returns:
+            The model of each request that was aborted.
+        """
         self.draining = True
         self.notify()
-        await self._serving.drain(self.generations, timeout_s, "omlxd is shutting down")
+        return await self._serving.drain(self.generations, timeout_s, "omlxd is shutting down")
 
     async def close(self, timeout_s: float = 10.0) -> bool:
         """End all requests and loads, give the memory back and end the engine; True when it ended in time."""

@@ -79,7 +79,7 @@ def weights_alone(model: str, weights_bytes: int, limits: Limits) -> DoesNotFit:
     """R7 keeps the last model, but nothing can run beside weights that are over the limit by themselves."""
     return DoesNotFit(
         f"the weights of `{model}` ({format_bytes(weights_bytes)}) alone are over the soft limit"
-        f" {format_bytes(limits.soft_bytes)} ({limits.binding})",
+        f" {format_bytes(limits.soft_bytes)} ({limits.set_by})",
         hint="raise the limit with `omlxd limit`",
         details={"model": model, "need_bytes": weights_bytes, "limit_bytes": limits.soft_bytes},
     )
@@ -156,7 +156,7 @@ def larger_than_predicted(model: str, weights_bytes: int, predicted_bytes: int, 
     """The weights turned out larger than was reserved, and the others' memory is not theirs to take."""
     return Busy(
         f"`{model}` took {format_bytes(weights_bytes)} where {format_bytes(predicted_bytes)} were predicted, more than"
-        f" the soft limit {format_bytes(limits.soft_bytes)} ({limits.binding}) leaves, and was unloaded again",
+        f" the soft limit {format_bytes(limits.soft_bytes)} ({limits.set_by}) leaves, and was unloaded again",
         hint="try again: its size is known now",
         details={"model": model, "weights_bytes": weights_bytes, "predicted_bytes": predicted_bytes},
     )

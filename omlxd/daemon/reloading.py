@@ -6,7 +6,7 @@ A manifest that cannot be used changes nothing. Reloads come one after the other
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,13 +51,13 @@ class Reloaded:
 
     Attributes:
         diff: what differed, and when each difference takes effect.
-        evicted: models that were unloaded for another limit.
+        limit: what another limit led to.
         pending: models that go, or are loaded again, once their requests have ended.
         warnings: what the user should know.
     """
 
     diff: ManifestDiff
-    evicted: tuple[str, ...] = ()
+    limit: LimitChange = field(default_factory=LimitChange)
     pending: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ class Reloaded:
             "added": list(self.diff.added),
             "removed": list(self.diff.removed),
             "restart": list(self.diff.restart_keys),
-            "evicted": list(self.evicted),
+            **self.limit.effects(),
             "pending": list(self.pending),
             "warnings": list(self.warnings),
         }
@@ -272,7 +272,7 @@ class Reloader:
         change = await put_in_force(daemon, lambda: daemon.enforcer.configure(checked.enforcer))
         unsaved = await daemon.state_file.change(lambda state: state.without_outdated(manifest))
         self._load(wanted)
-        return Reloaded(checked.diff, change.evicted, pending, (*self._warnings(checked, change), *unsaved))
+        return Reloaded(checked.diff, change, pending, (*self._warnings(checked, change), *unsaved))
 
     def _pin(self, checked: _Checked) -> list[EnginePoolEntry]:
         """Pin and unpin what the manifest says otherwise than before; returns the newly pinned ones."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omlxd.core.events import Event, EventName
 from omlxd.core.manifest import Restore
+from omlxd.core.saved_state import SavedState
 from omlxd.core.states import DaemonState
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.entry import EnginePoolEntry
@@ -38,19 +39,25 @@ async def note_what_is_loaded(daemon: Daemon, newest: str | None = None) -> None
 
 async def note_the_end(daemon: Daemon, *, was_ready: bool) -> None:
     """Leave word for the successor; before all models were tried, the word that was found is the right one."""
-    await daemon.state_file.change(lambda state: replace(state, start={}))
     if was_ready:
         await note_what_is_loaded(daemon)
-    if daemon.stop.to_restart:
-        await daemon.state_file.change(lambda state: replace(state, restart=True))
+    await daemon.state_file.change(lambda state: replace(state, start={}, restart=daemon.stop.to_restart))
 
 
 async def note_the_start(daemon: Daemon, manifest: Path, home: Home) -> None:
-    """Write down what the command line said, so that a restart after a crash can say it again."""
+    """Write down what the command line said, so that a restart after a crash can say it again.
+
+    What was said at run time of a model that has gone from the home's own manifest has gone with it.
+    """
     said = {key: value for key, value in daemon.flags.to_json().items() if value is not None}
     if manifest != home.manifest:
         said["manifest"] = str(manifest)
-    await daemon.state_file.change(lambda state: replace(state, start=said))
+    its_own = manifest == home.manifest and bool(daemon.manifest.models)  # an emptied one is a mistake, or will be
+
+    def with_start(state: SavedState) -> SavedState:
+        return replace(state.without_outdated(daemon.manifest) if its_own else state, start=said)
+
+    await daemon.state_file.change(with_start)
 
 
 def wanted_first(daemon: Daemon) -> list[EnginePoolEntry]:

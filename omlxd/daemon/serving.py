@@ -103,13 +103,16 @@ class Serving:
             task.cancel()  # it waits for its model; nothing of it is in the engine
         return True
 
-    async def drain(self, generations: Iterable[Generation], timeout_s: float, reason: str) -> None:
-        """Let these end by themselves; abort those that do not in time."""
+    async def drain(self, generations: Iterable[Generation], timeout_s: float, reason: str) -> list[str]:
+        """Let these end by themselves; abort those that do not in time, and return the model of each of them."""
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + timeout_s
+        ends_s, cut = loop.time() + timeout_s, list[str]()
         for generation in tuple(generations):
             await generation.wait_ended(max(0.0, ends_s - loop.time()))
+            if not generation.ended:
+                cut.append(generation.model)
             self.abort(generation, aborted(generation.model, reason))
+        return cut
 
     async def until_loaded(
         self, entry: EnginePoolEntry, *, request: str | None = None, on_progress: OnProgress | None = None

@@ -13,6 +13,7 @@ from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.limits import Machine
 from omlxd.core.manifest import Manifest, max_memory_bytes, min_available_bytes, prefix_cache_bytes
 from omlxd.core.saved_state import LearnedSizes, SavedState
+from omlxd.core.states import LimitOrigin
 from omlxd.core.units import format_bytes, parse_limit
 from omlxd.core.wording import dotted
 from omlxd.daemon.app import Daemon, StopOrder
@@ -119,7 +120,7 @@ def enforcer_settings(
     settings = manifest.daemon
     hard = flags.hard_limit if flags.hard_limit is not None else settings.hard_limit
 
-    def with_limit(max_memory: str | int) -> EnforcerSettings:
+    def with_limit(max_memory: str | int, origin: LimitOrigin) -> EnforcerSettings:
         made = EnforcerSettings(
             max_memory_bytes(max_memory, machine),
             settings.poll_interval_s,
@@ -127,20 +128,21 @@ def enforcer_settings(
             None if hard is None else parse_limit(hard, ram_bytes=machine.ram_bytes),
             min_available_bytes(settings.min_available, machine, sys.platform),
             settings.policy,
+            origin,
         )
         made.limits(machine)
         return made
 
     if flags.max_memory is not None:
-        return with_limit(flags.max_memory)
-    if (run_time := saved.max_memory(str(settings.max_memory))) is not None:
+        return with_limit(flags.max_memory, LimitOrigin.COMMAND_LINE)
+    if saved.limit is not None and (run_time := saved.max_memory(str(settings.max_memory))) is not None:
         try:
-            return with_limit(run_time)
+            return with_limit(run_time, saved.limit.origin)
         except InvalidRequest as error:  # the manifest's `hard_limit` has come down since
             told = {"message": f"the saved limit `{run_time}` no longer holds: {error.message}"}
             emit(Event(EventName.LIMIT_WARNING, EventLevel.WARNING, fields=told))
     try:
-        return with_limit(settings.max_memory)
+        return with_limit(settings.max_memory, LimitOrigin.MANIFEST)
     except InvalidRequest as error:
         if flags.hard_limit is not None:
             raise

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from omlxd.core.errors import DaemonNotRunning, DoesNotFit
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import CHAT, MEMORY, MIB, SMALL, STATUS, FakeDaemon, as_json, as_lines, model_json
+from tests.cli.fake_daemon import CHAT, MEMORY, MIB, SMALL, STATUS, FakeDaemon, as_error, as_json, as_lines, model_json
 from tests.fakes.daemon import model_folder
 
 Golden = Callable[[str, str], None]
@@ -182,9 +183,42 @@ def test_pin_and_unpin(omlxd: Omlxd, fake: FakeDaemon) -> None:
         fake.routes[f"POST /v1/control/models/small/{verb}"] = as_json({"model": model_json(SMALL)})
     pinned = omlxd("pin", "small", "--force")
     assert pinned.stdout == "pinned `small`\n"
-    assert pinned.stderr == "it is not loaded; `omlxd load small` loads it\n"
+    assert pinned.stderr == "`small` is not loaded; `omlxd load small` loads it\n"
     assert fake.seen[0][2] == {"force": True}
     assert omlxd("unpin", "small").stdout == "unpinned `small`\n"
+
+
+def test_unpin_says_that_the_manifest_does_not(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    route = "POST /v1/control/models/small/unpin"
+    fake.routes[route] = as_json({"model": model_json(SMALL), "manifest_pin": True})
+    told = "the manifest pins `small`; this holds all the same, over restarts too, until that is changed\n"
+    assert omlxd("unpin", "small").stderr == told
+    fake.routes[route] = as_json({"model": model_json(SMALL), "manifest_pin": False})
+    assert omlxd("unpin", "small").stderr == ""
+
+
+@pytest.mark.parametrize("verb", ["load", "unload", "pin", "unpin"])
+def test_of_several_models_each_has_its_line_and_the_first_that_fails_gives_the_status(
+    omlxd: Omlxd, fake: FakeDaemon, verb: str
+) -> None:
+    for model in (CHAT, SMALL):
+        done = {"model": model_json(model), "freed_bytes": 0, "was": "loaded", "load_s": None, "evicted": []}
+        route = as_lines({"result": done}) if verb == "load" else as_json(done)
+        fake.routes[f"POST /v1/control/models/{model.name}/{verb}"] = route
+    fake.routes[f"POST /v1/control/models/big/{verb}"] = as_error(DoesNotFit("`big` does not fit", hint="unpin one"))
+    done_all = omlxd(verb, "chat", "small", "chat")
+    assert (done_all.returncode, len(done_all.stdout.splitlines())) == (0, 2)
+    done_some = omlxd(verb, "chat", "big", "gone", "small")
+    assert (done_some.returncode, done_some.stdout) == (DoesNotFit.exit_status, done_all.stdout)
+    assert "error: `big` does not fit\nhint: unpin one\nerror: there is no model `gone`" in done_some.stderr
+    if verb in ("load", "unload"):
+        lines = omlxd(verb, "chat", "small", "--json").stdout.splitlines()
+        assert [json.loads(line)["model"]["name"] for line in lines] == ["chat", "small"]
+
+
+def test_of_several_models_none_is_tried_where_no_daemon_runs(omlxd: Omlxd) -> None:
+    done = omlxd("unload", "a", "b")
+    assert (done.returncode, done.stderr.count("error:")) == (DaemonNotRunning.exit_status, 1)
 
 
 def test_a_name_with_a_slash_stays_one_part_of_the_path(omlxd: Omlxd, fake: FakeDaemon) -> None:
@@ -253,6 +287,26 @@ def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake
         "unloaded `small`",
     ]  # and not a second time that memory is over it
     assert json.loads(omlxd("limit", "auto", "--json").stdout) == answer
+
+
+def test_limit_names_each_request_and_load_that_it_cost(omlxd: Omlxd, fake: FakeDaemon) -> None:
+    answer = {
+        "memory": STATUS.to_json()["memory"],
+        "evicted": ["small"],
+        "parked": {"chat": ["r7"], "big": ["r9", "r8"]},
+        "aborted": {"chat": ["r5"]},
+        "postponed": ["huge"],
+        "cancelled": ["other"],
+    }
+    fake.routes["PATCH /v1/control/limits"] = as_json(answer)
+    assert omlxd("limit", "1G").stderr.splitlines() == [
+        "unloaded `small`",
+        "parked `r7` of `chat`, which goes on when there is memory for it",
+        "parked `r9`, `r8` of `big`, which go on when there is memory for it",
+        "aborted `r5` of `chat`",
+        "stopped the load of `huge`, which is tried again",
+        "cancelled the load of `other`",
+    ]
 
 
 def test_limit_says_that_memory_is_over_it_when_the_daemon_gives_no_reason(omlxd: Omlxd, fake: FakeDaemon) -> None:

@@ -47,7 +47,7 @@ def test_a_command_whose_first_word_is_answered_as_a_model_takes_one(command: st
     assert first.name in ("model", "models", "name")
 
 
-@pytest.mark.parametrize("words", ["load", "run", "why", "logs --model", "plan chat", "load --pin"])
+@pytest.mark.parametrize("words", ["load", "run", "why", "logs --model", "plan chat", "load --pin", "unpin big"])
 def test_names_and_aliases_come_from_the_daemon(completed: Completed, fake: FakeDaemon, words: str) -> None:
     assert completed("omlxd", *words.split(), "") == ["[red]broken[/red]", "big", "chat", "default", "small"]
     assert completed("omlxd", *words.split(), "s") == ["small"]
@@ -78,6 +78,7 @@ def test_a_manifest_that_cannot_be_read_completes_nothing(completed: Completed, 
         (["service", "install", "--e"], ["--env"]),
         (["run", "chat", "--max-tokens", ""], []),
         (["run", "chat", "hello", ""], []),
+        (["unload", "chat", "small", "--n"], ["--now"]),
         (["nothing", ""], []),
         (["--home", ""], []),
     ],

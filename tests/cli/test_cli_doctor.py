@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omlxd.core.manifest import DaemonSettings
+from omlxd.daemon.machine import find_machine
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json
 from tests.fakes.daemon import model_folder
 
 MIB = 2**20
@@ -151,7 +154,7 @@ def test_each_line_that_is_not_well_ends_with_what_to_do(omlxd: Omlxd, whole: Pa
 def test_a_limit_that_was_set_at_run_time_is_told_with_where_it_comes_from(omlxd: Omlxd, whole: Path) -> None:
     (whole / "state.toml").write_text('schema = 1\n[limit]\nmax_memory = "150M"\nmanifest_max_memory = "100M"\n')
     _, found = examined(omlxd)
-    assert found["limits"]["found"].startswith("soft 150 MiB (max_memory), hard ")
+    assert found["limits"]["found"].startswith("soft 150 MiB (omlxd limit), hard ")
     assert found["limits"]["found"].endswith(", set by `omlxd limit`; the manifest says `100M`")
 
 
@@ -163,6 +166,81 @@ def test_of_a_daemon_that_runs_its_own_manifest_is_looked_at(omlxd: Omlxd, whole
         assert "/home/me/.omlxd/omlxd.toml" in found["manifest"]["found"]
         _, found = examined(omlxd, "--manifest", str(whole / "omlxd.toml"))
         assert found["manifest"]["found"] == str(whole / "omlxd.toml")
+
+
+def test_pins_that_were_set_at_run_time_are_told_with_where_they_come_from(omlxd: Omlxd, whole: Path) -> None:
+    assert examined(omlxd)[1]["pins"]["found"] == "10.0 MiB pinned, 0 B more preloaded"
+    (whole / "state.toml").write_text("schema = 1\n[pins.chat]\npinned = false\nmanifest_pinned = true\n")
+    assert examined(omlxd)[1]["pins"]["found"] == (
+        "0 B pinned, 0 B more preloaded, `chat` unpinned by `omlxd unpin`; the manifest says otherwise"
+    )
+
+
+@pytest.fixture
+def beside(whole: Path, fake: FakeDaemon) -> Iterator[dict[str, Any]]:
+    """The status of a daemon that runs with the manifest of `whole`, at a port that its system gave it."""
+    (whole / "omlxd.sock").chmod(0o600)
+    status: dict[str, Any] = STATUS.to_json() | {"manifest": str(whole / "omlxd.toml"), "api": "127.0.0.1:54321"}
+    hard_bytes = DaemonSettings(max_memory="100M").memory_limits(find_machine()).hard_bytes
+    status["memory"] |= {"soft_limit": 100 * MIB, "hard_limit": hard_bytes, "hard_binding": "ram"}
+    fake.routes["GET /v1/control/status"] = lambda body: as_json(status)(body)
+    with (whole / "omlxd.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield status
+
+
+def test_beside_a_daemon_that_keeps_to_its_manifest_all_is_well(omlxd: Omlxd, beside: dict[str, Any]) -> None:
+    status, found = examined(omlxd)
+    assert (status, found["limits"]["health"], found["api"]["health"]) == (0, "ok", "ok")
+    assert found["limits"]["found"].startswith("soft 100 MiB (max_memory), hard ")
+    assert found["api"]["found"] == "127.0.0.1:54321, without a key"
+
+
+def test_a_daemon_that_has_other_limits_than_its_manifest_asks_for_is_told_apart(
+    omlxd: Omlxd, whole: Path, beside: dict[str, Any]
+) -> None:
+    (whole / "omlxd.toml").write_text((whole / "omlxd.toml").read_text().replace("100M", "60M"))
+    status, found = examined(omlxd)
+    assert (status, found["limits"]["health"], found["limits"]["remedy"]) == (0, "warning", "`omlxd reload`")
+    assert found["limits"]["found"].startswith("in force are soft 100 MiB (max_memory), hard ")
+    assert ", and the manifest asks for soft 60.0 MiB (max_memory), hard " in found["limits"]["found"]
+
+
+def test_what_the_start_was_told_is_no_difference_to_the_manifest(
+    omlxd: Omlxd, whole: Path, beside: dict[str, Any]
+) -> None:
+    (whole / "state.toml").write_text('schema = 1\n[start]\nmax_memory = "80M"\nhard_limit = "90M"\n')
+    beside["memory"] |= {"soft_limit": 80 * MIB, "hard_limit": 90 * MIB, "limit_origin": "command_line"}
+    _, found = examined(omlxd)
+    assert (found["limits"]["health"], found["limits"]["found"]) == (
+        "ok",
+        "soft 80.0 MiB (--max-memory), hard 90.0 MiB (hard_limit), set by `--max-memory`; the manifest says `100M`",
+    )
+
+
+def test_beside_a_daemon_another_port_of_the_manifest_is_tried_and_the_daemons_own_is_not(
+    omlxd: Omlxd, whole: Path, beside: dict[str, Any]
+) -> None:
+    text = (whole / "omlxd.toml").read_text()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        (whole / "omlxd.toml").write_text(text.replace("127.0.0.1:0", taken))
+        status, found = examined(omlxd)
+        assert (status, found["api"]["health"]) == (1, "wrong")
+        assert found["api"]["found"] == (
+            f"cannot listen on `{taken}`: the port is taken; the daemon that runs listens at 127.0.0.1:54321"
+        )
+        beside["api"] = taken
+        assert examined(omlxd)[1]["api"]["health"] == "ok"
+        beside["api"] = None
+        assert examined(omlxd)[1]["api"]["found"] == f"cannot listen on `{taken}`: the port is taken"
+    status, found = examined(omlxd)
+    assert (status, found["api"]["health"], found["api"]["remedy"]) == (0, "warning", "`omlxd restart`")
+    assert found["api"]["found"] == f"the daemon listens on the socket alone, by the manifest at {taken}"
+    beside["api"] = "127.0.0.1:54321"
+    (whole / "omlxd.toml").write_text(text.replace("127.0.0.1:0", "off"))
+    _, found = examined(omlxd)
+    assert found["api"]["found"] == "the daemon listens at 127.0.0.1:54321, by the manifest on the socket alone"
 
 
 def test_a_socket_that_a_killed_daemon_left_is_no_fault(omlxd: Omlxd, whole: Path) -> None:

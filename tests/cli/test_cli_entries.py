@@ -137,6 +137,22 @@ def test_a_model_that_does_not_fit_is_added_with_a_warning(omlxd: Omlxd, models:
     assert "`omlxd plan big`" in done.stderr
 
 
+def test_a_model_that_still_leaves_is_not_counted_beside_itself(
+    omlxd: Omlxd, home: Path, models: Path, fake: FakeDaemon
+) -> None:
+    status = STATUS.to_json() | {"manifest": str(home / "omlxd.toml")}
+    status["memory"] |= {"soft_limit": 15 * MIB, "hard_limit": 400 * MIB, "unaccounted": 0}
+    leaving = {"name": "one", "state": "loaded", "running": 1, "removed": True, "committed_bytes": 10 * MIB}
+    status["models"] = [status["models"][0] | leaving]
+    fake.routes["GET /v1/control/status"] = as_json(status)
+    fake.routes["POST /v1/control/reload"] = as_json({"warnings": []})
+    done = omlxd("add", "one", str(models / "org" / "one"), "--max-context", "1024")
+    assert (done.returncode, "warning:" in done.stderr) == (0, False), done.stderr
+    other = omlxd("add", "other", str(models / "org" / "one"), "--max-context", "1024", "--force")
+    assert "warning: `other` needs" in other.stderr
+    assert "beside 10.0 MiB of `one`" in other.stderr
+
+
 def test_a_manifest_that_is_written_otherwise_is_left_to_its_owner(omlxd: Omlxd, home: Path, models: Path) -> None:
     text = f'models = {{ chat = {{ path = "{home}/mine/a" }} }}\n'
     (home / "omlxd.toml").write_text(text)

@@ -167,10 +167,12 @@ def test_a_decision_is_a_sentence() -> None:
 def test_a_limit_of_0_reads_as_no_limit_and_other_zeros_as_sizes(omlxd: Omlxd, home: Path) -> None:
     (home / "logs").mkdir()
     limits = {"before_bytes": 0, "soft_limit_bytes": 2**30, "hard_limit_bytes": 0, "binding": "max_memory"}
-    records = [{"event": "limit_changed", **limits}, {"event": "cache_dropped", "freed_bytes": 0}]
+    at_run_time = {"event": "limit_changed", **limits, "limit_origin": "limit"}
+    records = [{"event": "limit_changed", **limits}, at_run_time, {"event": "cache_dropped", "freed_bytes": 0}]
     (home / "logs" / "omlxd.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    changed, dropped = omlxd("logs").stdout.splitlines()
+    changed, set_since, dropped = omlxd("logs").stdout.splitlines()
     assert changed.endswith("the soft limit is 1.00 GiB (max_memory), before none; the hard limit none")
+    assert "the soft limit is 1.00 GiB (omlxd limit), before" in set_since
     assert "0 B of freed buffers" in dropped
 
 

@@ -139,3 +139,19 @@ def test_check_tells_of_the_limit_that_holds_instead_of_the_manifests(
     told = "the next start keeps the limit `150M`, set by `omlxd limit`; the manifest says `200M`\n"
     assert (told in omlxd("check").stderr) is (manifest_said == "200M")
     assert json.loads(omlxd("check", "--json").stdout)["saved_limit"] == ("150M" if manifest_said == "200M" else None)
+
+
+@pytest.mark.parametrize("outdated", [False, True])
+def test_check_tells_of_the_pins_that_hold_instead_of_the_manifests(
+    omlxd: Omlxd, home: Path, tiny_model: Callable[..., Path], outdated: bool
+) -> None:
+    folder = tiny_model()
+    _write(home, ("a", folder, "pin = true"), ("b", folder, ""), max_memory='"200M"')
+    pins = {"a": (False, not outdated), "b": (True, outdated)}
+    tables = [f"[pins.{name}]\npinned = {now}\nmanifest_pinned = {then}\n" for name, (now, then) in pins.items()]
+    (home / "state.toml").write_text("schema = 1\n" + "".join(tables).lower())
+    told = (
+        "the next start keeps `a` unpinned by `omlxd unpin`, `b` pinned by `omlxd pin`; the manifest says otherwise\n"
+    )
+    assert omlxd("check").stderr == ("" if outdated else told)
+    assert json.loads(omlxd("check", "--json").stdout)["saved_pins"] == ({} if outdated else {"a": False, "b": True})

@@ -68,6 +68,12 @@ def test_with_a_daemon_its_limits_and_its_idle_models_count(omlxd: Omlxd, manife
     assert (plan["daemon"], plan["soft_limit"]) == (True, 120 * MIB)
     assert plan["models"][0]["fits"]
     assert plan["models"][0]["evict"] == ["chat"]
+    status["memory"]["limit_origin"] = "limit"
+    fake.routes["GET /v1/control/status"] = as_json(status)
+    told = omlxd("plan", "small", "--context", "1024", COLUMNS="200").stdout
+    assert told.startswith("limit 120 MiB (omlxd limit), hard limit 400 MiB; as the daemon has it now")
+    assert "are left below the soft limit 120 MiB (omlxd limit)" in " ".join(told.split())
+    assert "(--max-memory)" in omlxd("plan", "small", "--max-memory", "1G").stdout
 
 
 def test_a_busy_model_in_the_way_is_said_to_be_waited_for(omlxd: Omlxd, manifest: Path, fake: FakeDaemon) -> None:

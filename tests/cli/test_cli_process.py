@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,37 @@ def test_stop_waits_until_the_lock_is_free(omlxd: Omlxd, home: Path, fake: FakeD
     done = omlxd("stop", "--now")
     assert (done.returncode, done.stdout) == (0, "omlxd stopped (pid 4194305)\n")
     assert fake.seen == [("POST", "/v1/control/stop", {"now": True})]
+
+
+@pytest.mark.parametrize(
+    ("cut", "told"),
+    [
+        ({"chat": 2, "small": 1}, "2 requests to `chat`, 1 request to `small` were cut\n"),
+        ({"chat": 1}, "1 request to `chat` was cut\n"),
+        ({}, ""),
+        (None, ""),
+    ],
+)
+def test_stop_says_which_requests_were_cut(
+    omlxd: Omlxd, home: Path, fake: FakeDaemon, cut: dict[str, int] | None, told: str
+) -> None:
+    lock = HomeLock(home / "omlxd.lock")
+    (home / "logs").mkdir()
+    earlier = {"ts": time.time() - 60.0, "event": "daemon_stopped", "cut": {"chat": 9}}
+    (home / "logs" / "omlxd.jsonl").write_text(json.dumps(earlier) + "\n")
+
+    def stop(_: dict[str, object]) -> tuple[int, str, object]:
+        if cut is not None:
+            with (home / "logs" / "omlxd.jsonl").open("a") as log:
+                log.write(json.dumps({"ts": time.time(), "event": "daemon_stopped", "cut": cut}) + "\n")
+        lock.release()
+        return 200, "application/json", iter([json.dumps({"state": "draining", "pid": GONE}).encode()])
+
+    fake.routes["POST /v1/control/stop"] = stop  # type: ignore[assignment]
+    done = omlxd("stop")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"omlxd stopped (pid {GONE})\n", told)
+    if cut:
+        assert f"stopped; {told}" in omlxd("logs", "-n", "1").stdout
 
 
 @pytest.fixture
@@ -563,3 +595,13 @@ def test_start_says_where_its_limit_comes_from(
     monkeypatch.setattr(commands, "start_detached", lambda *_: {"pid": 1})
     commands._start(Home(home), options)
     assert capsys.readouterr().err == told
+
+
+def test_start_says_which_pins_are_not_the_manifests(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "omlxd.toml").write_text('[models.chat]\npath = "chat"\npin = true\n')
+    (home / "state.toml").write_text("schema = 1\n[pins.chat]\npinned = false\nmanifest_pinned = true\n")
+    monkeypatch.setattr(commands, "start_detached", lambda *_: {"pid": 1})
+    commands._start(Home(home), StartOptions(max_memory="100M"))
+    assert capsys.readouterr().err == "kept: `chat` unpinned by `omlxd unpin`; the manifest says otherwise\n"

@@ -159,6 +159,19 @@ def test_without_a_decision_nothing_has_had_to_give_way(ask: Ask, home: Path) ->
     assert json.loads(ask("--json")[1])["decisions"] == []
 
 
+def test_a_last_decision_of_an_earlier_run_is_said_to_be_that_unless_that_run_was_asked_for(
+    ask: Ask, home: Path
+) -> None:
+    second = [at for at, line in enumerate(LINES) if '"daemon_starting"' in line][1]
+    write(home, *LINES[: second + 2])
+    note = "nothing has had to give way since: this is of an earlier run of the daemon (1 before the newest)\n"
+    status, out, err = ask()
+    assert (status, out.startswith("d"), err) == (0, True, note)
+    assert ask("--run", "1")[1:] == (out, "")
+    write(home, *LINES)
+    assert ask()[2] == ""
+
+
 def test_a_limit_that_cannot_be_kept_comes_first(ask: Ask, home: Path) -> None:
     over = {"ts": NOW, "event": "level_changed", "level_now": "exhausted", "reason": "all 2 loaded models are pinned"}
     write(home, *LINES, json.dumps(over))
@@ -194,6 +207,16 @@ def test_what_was_weighed_shows_what_a_request_would_free_and_what_a_model_holds
     ]
     parts = {part.label: part.lines for part in explanation({"candidates": weighed}, (None, None), NOW)}
     assert parts["weighed"] == ("→ r2 of `a`  1.00 MiB  chosen: newest", "  `b`        1.00 GiB  left alone: busy")
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [("limit", "omlxd limit"), ("command_line", "--max-memory"), ("manifest", "max_memory"), (None, "max_memory")],
+)
+def test_what_was_seen_names_who_had_set_the_limit(origin: str | None, said: str) -> None:
+    decision = {"soft_limit_bytes": 2**30, "binding": "max_memory", "limit_origin": origin, "before_bytes": 2**31}
+    parts = {part.label: part.lines for part in explanation(decision, (None, None), NOW)}
+    assert parts["seen"] == (f"used memory 2.00 GiB, soft limit 1.00 GiB (set by {said})",)
 
 
 def test_a_need_that_came_when_the_limit_was_passed_is_told_apart_from_what_had_to_be_freed() -> None:

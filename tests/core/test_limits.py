@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.limits import Machine, MemoryLimits, auto_limit, resolve_limits
+from omlxd.core.states import LimitOrigin
 
 GIB = 2**30
 
@@ -64,6 +65,22 @@ def test_a_soft_limit_above_the_cap_becomes_95_percent_of_it_loudly(
     (warning,) = limits.warnings
     assert "`max_memory` 100 GiB" in warning
     assert binding in warning
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        (LimitOrigin.MANIFEST, "max_memory"),
+        (LimitOrigin.LIMIT, "omlxd limit"),
+        (LimitOrigin.COMMAND_LINE, "--max-memory"),
+    ],
+)
+def test_a_limit_is_named_by_who_said_it_also_in_what_is_wrong_with_it(origin: LimitOrigin, said: str) -> None:
+    assert resolve_limits(8 * GIB, None, metal(64, 48), origin).set_by == said
+    capped = resolve_limits(100 * GIB, None, metal(64, 48), origin)
+    assert (capped.set_by, capped.warnings[0].startswith(f"`{said}` 100 GiB is above")) == ("metal", True)
+    with pytest.raises(InvalidRequest, match=rf"below the soft limit 8.00 GiB \({said}\)"):
+        resolve_limits(8 * GIB, 4 * GIB, metal(64, 48), origin)
 
 
 def test_a_soft_limit_equal_to_the_cap_stays_as_it_is_without_a_warning() -> None:

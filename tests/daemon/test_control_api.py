@@ -216,6 +216,40 @@ async def test_a_lower_limit_evicts_before_it_answers(tmp_path: Path) -> None:
         assert (done["evicted"], done["level"], done["warnings"]) == (["small"], "ok", [])
         assert done["memory"]["soft_limit"] == 50 * MIB
         assert daemon.engine.loaded == {"chat"}
+        (decision,) = [line for line in daemon.log() if line["event"] == "decision"]
+        assert "over the soft limit 50.0 MiB (omlxd limit)" in decision["reason"]
+        assert (decision["binding"], decision["limit_origin"]) == ("max_memory", "limit")
+
+
+@pytest.mark.parametrize("policy", ["graceful", "reference"])
+async def test_a_lower_limit_names_the_requests_that_it_costs(tmp_path: Path, policy: str) -> None:
+    async with running(tmp_path, TWO, engine=endless(), daemon={"policy": policy, "poll_interval": "1h"}) as daemon:
+        stayed, _ = await talking(daemon, "chat")
+        gone, request = await talking(daemon, "small")
+        await daemon.control("POST", "models/chat/pin")
+        done = await daemon.control("PATCH", "limits", {"max_memory": "50M"})
+        assert done["evicted"] == ["small"]
+        parked, aborted = ({"small": [request]}, {}) if policy == "graceful" else ({}, {"small": [request]})
+        assert (done["parked"], done["aborted"], done["postponed"], done["cancelled"]) == (parked, aborted, [], [])
+        for each in (stayed, gone):
+            each.cancel()
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("graceful", "postponed"), ("reference", "cancelled")])
+async def test_a_lower_limit_names_the_load_that_it_stops(tmp_path: Path, policy: str, kind: str) -> None:
+    slow = FakeEngine("thread", slice_bytes=MIB, step_s=0.02)
+    async with running(tmp_path, TWO, engine=slow, daemon={"policy": policy, "poll_interval": "1h"}) as daemon:
+        await daemon.control("POST", "models/small/load", {"wait": False})
+        async with asyncio.timeout(20):
+            while (await daemon.control("GET", "status"))["memory"]["active"] < 3 * MIB:
+                pass
+        done = await daemon.control("PATCH", "limits", {"max_memory": "2M"})
+        assert {name: done[name] for name in ("evicted", "postponed", "cancelled")} == {
+            "evicted": [],
+            "postponed": [],
+            "cancelled": [],
+            kind: ["small"],
+        }
 
 
 async def test_a_limit_outlives_the_daemon_until_the_manifest_changes_and_a_flag_beats_both(tmp_path: Path) -> None:

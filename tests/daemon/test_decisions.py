@@ -95,3 +95,14 @@ def test_the_last_decisions_are_kept() -> None:
     for _ in range(KEPT_DECISIONS + 3):
         log.add(RECORD, Limits())
     assert [each["decision"] for each in log.recent] == [f"d{n}" for n in range(4, KEPT_DECISIONS + 4)]
+
+
+def test_what_is_gathered_is_all_that_was_decided_meanwhile_and_nothing_else() -> None:
+    log = DecisionLog(lambda event: None)
+    log.add(RECORD, Limits())
+    with log.gathered() as outer, log.gathered() as inner:
+        for _ in range(KEPT_DECISIONS + 3):
+            log.add(RECORD, Limits())
+    log.add(RECORD, Limits())
+    assert [each["decision"] for each in outer] == [f"d{n}" for n in range(2, KEPT_DECISIONS + 5)]
+    assert inner == outer

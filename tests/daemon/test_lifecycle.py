@@ -122,6 +122,7 @@ async def test_while_it_drains_nothing_new_is_taken_and_status_says_so(tmp_path:
         daemon.stop.signalled("SIGTERM")  # behind what asked before it: do not wait
         assert (await request).status == 503
         assert (await daemon.ended()).cut_short is True
+        assert (daemon.log()[-1]["cut"], daemon.log()[-1]["level"]) == ({"chat": 1}, "warning")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -136,6 +137,7 @@ async def test_after_the_drain_timeout_the_rest_ends_with_one_error_and_the_daem
         assert "shutting down" in body
         ended = await daemon.ended()
         assert (ended.cut_short, ended.engine_gone) == (False, True)
+        assert daemon.log()[-1]["cut"] == {"chat": 1}
         assert daemon.engine.loaded == set()
 
 
@@ -156,6 +158,7 @@ async def test_the_end_leaves_no_socket_and_no_lock_and_the_next_one_starts(tmp_
         await daemon.ended()
         assert not daemon.home.socket.exists()
         assert daemon.log()[-1]["event"] == "daemon_stopped"
+        assert (daemon.log()[-1]["cut"], daemon.log()[-1]["level"]) == ({}, "info")
     async with running(tmp_path, TWO) as daemon:
         assert (await daemon.ask("GET", "/health")).status == 200
 

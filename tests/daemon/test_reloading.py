@@ -168,6 +168,17 @@ async def test_pins_follow_the_manifest_where_it_has_changed_its_mind_and_are_lo
         assert await daemon.states() == {"chat": "loaded", "small": "unloaded"}
 
 
+async def test_a_model_that_comes_back_to_the_manifest_is_pinned_as_the_manifest_says(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO | {"small": {"mib": 30, "pin": True}}) as daemon:
+        assert (await daemon.control("POST", "models/small/unpin"))["manifest_pin"] is True
+        assert (await daemon.control("POST", "models/chat/unpin"))["manifest_pin"] is False
+        changing = Changing(daemon, tmp_path)
+        await changing.reload({"chat": {"mib": 40}})
+        await changing.reload(TWO | {"small": {"mib": 30, "pin": True}})
+        views = {view["name"]: view for view in (await daemon.control("GET", "models"))["models"]}
+        assert (views["small"]["pinned"], views["small"]["state"]) == (True, "loaded")
+
+
 async def test_settings_of_every_part_hold_at_once(tmp_path: Path) -> None:
     async with running(tmp_path, TWO) as daemon:
         changing = Changing(daemon, tmp_path)

@@ -66,6 +66,20 @@ async def test_what_was_unpinned_since_is_not_loaded_for_the_manifests_pin(tmp_p
         assert await loaded(daemon) == ["pre"]
 
 
+@pytest.mark.parametrize(("meanwhile", "pinned"), [("other", True), ("none", False)], ids=["removed", "emptied"])
+async def test_an_unpin_goes_with_its_model_but_not_with_a_manifest_that_was_emptied(
+    tmp_path: Path, meanwhile: str, pinned: bool
+) -> None:
+    models = {"chat": {"mib": 30, "pin": True}}
+    async with running(tmp_path, models) as daemon:
+        await daemon.control("POST", "models/chat/unpin")
+    async with running(tmp_path, {"other": {"mib": 30}} if meanwhile == "other" else {}):
+        pass
+    async with running(tmp_path, models) as daemon:
+        (view,) = (await daemon.control("GET", "models"))["models"]
+        assert view["pinned"] is pinned
+
+
 async def test_what_does_not_fit_any_more_takes_nobodys_memory_and_what_was_used_last_comes_first(
     tmp_path: Path,
 ) -> None:
@@ -116,6 +130,20 @@ async def test_a_stop_for_a_restart_is_known_to_the_next_start_and_to_no_later_o
     for expected in (["chat", "pre"], ["pre"]):
         async with running(tmp_path, MODELS) as daemon:
             assert await loaded(daemon) == expected
+
+
+async def test_a_restart_that_is_stopped_before_it_has_restored_all_is_none_for_the_next_start(tmp_path: Path) -> None:
+    async with running(tmp_path, MODELS) as daemon:
+        for name in ("chat", "small"):
+            await daemon.control("POST", f"models/{name}/load")
+        await daemon.control("POST", "stop", {"restart": True})
+        await daemon.ended()
+    slow = FakeEngine("thread", slice_bytes=MIB, step_s=0.02)
+    async with running(tmp_path, MODELS, engine=slow, restarted=True, wait_ready=False) as daemon:
+        await daemon.control("POST", "stop")
+        await daemon.ended()
+    async with running(tmp_path, MODELS) as daemon:
+        assert await loaded(daemon) == ["pre"]
 
 
 async def test_what_the_start_was_told_is_said_at_the_end_until_somebody_says_otherwise(tmp_path: Path) -> None:

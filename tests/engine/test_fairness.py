@@ -118,17 +118,21 @@ def test_prompts_of_one_model_that_pass_each_other_give_the_same_text_as_one_by_
     assert joined.index("r40") < joined.index("r1500")
 
 
+@pytest.mark.parametrize("one_leaves", [False, True], ids=["all stay", "one leaves"])
 def test_short_prompts_that_come_together_hear_their_first_tokens_one_by_one_and_then_go_on_together(
-    driver: Driver, tiny_model: Callable[..., Path]
+    one_leaves: bool, driver: Driver, tiny_model: Callable[..., Path]
 ) -> None:
     path = tiny_model()
     prompts = {f"r{number}": prompt(300, number) for number in range(5)}
     expected = reference(path, prompts, 12)
     driver.load("m", path)
     driver.start(*(generation(name, "m", tokens, 12) for name, tokens in prompts.items()))
-    together = driver.collect(set(prompts))
+    gone = {driver.until(Generated).request} if one_leaves else set()
+    driver.drop(*gone)
+    together = driver.collect(set(prompts) - gone)
     codec = driver.engine.codec("m")
     assert all(same_until_a_tie(text, codec, *expected[name]) for name, (text, _) in together.items())
+    assert sum(driver.engine.kv_bytes().values()) == 0
     told = [event.request for event in driver.seen if isinstance(event, Generated)]
     read = [event.request for event in driver.seen if isinstance(event, Prefilled) and event.done == event.total]
     *before_the_last, _ = read
@@ -150,19 +154,3 @@ def test_answers_of_one_token_end_while_the_others_are_still_read(
     ended = driver.run(*orders)
     assert {end for _, end in ended.values()} == {FinishReason.LENGTH}
     assert sum(driver.engine.kv_bytes().values()) == sum(base.values())
-
-
-def test_who_waits_for_others_to_join_can_go_and_leaves_nothing(
-    driver: Driver, tiny_model: Callable[..., Path]
-) -> None:
-    path = tiny_model()
-    prompts = {f"r{number}": prompt(300, number) for number in range(4)}
-    expected = reference(path, prompts, 12)
-    driver.load("m", path)
-    driver.start(*(generation(name, "m", tokens, 12) for name, tokens in prompts.items()))
-    gone = driver.until(Generated).request
-    driver.drop(gone)
-    left = driver.collect(set(prompts) - {gone})
-    codec = driver.engine.codec("m")
-    assert all(same_until_a_tie(text, codec, *expected[name]) for name, (text, _) in left.items())
-    assert sum(driver.engine.kv_bytes().values()) == 0

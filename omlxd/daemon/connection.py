@@ -82,7 +82,7 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
         super().pause_writing()
-        self._unread = self.loop.call_later(self._bounds.write_timeout_s, self.transport.abort)
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         """It has read."""
@@ -185,6 +185,8 @@ class Connection(H11Protocol):
             return
         if self.transport.is_closing():
             self._unwatch()
+            if self._unread is None and self.transport.get_write_buffer_size():
+                self._watch_reader()
             return
         between_requests = self.cycle is None or self.cycle.response_complete
         reads_body = not between_requests and bool(self.cycle.more_body) and not self.flow.read_paused
@@ -214,6 +216,17 @@ class Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             return True
         return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+
+    def _watch_reader(self) -> None:
+        """Look again and again whether the client has read some of what waits for it, and cut it off when not."""
+        left_bytes = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(self._bounds.write_timeout_s, self._cut_off_unless_read, left_bytes)
+
+    def _cut_off_unless_read(self, left_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < left_bytes:
+            self._watch_reader()
+        else:
+            self.transport.abort()
 
     def _is_read_again(self) -> None:
         if self._unread is not None:

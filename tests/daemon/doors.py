@@ -61,6 +61,7 @@ async def doors(
 ) -> AsyncIterator[Doors]:
     address = ListenAddress(listen, 0)
     unix, tcp = bind_unix(tmp_path / "s"), bind_tcp(address, manifest=tmp_path / "omlxd.toml")
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # and its connections, so that little is "sent" unread
     made = Doors(tmp_path / "s", ("127.0.0.1", tcp.getsockname()[1]))
 
     async def endless(request: Request) -> Response:
@@ -69,7 +70,7 @@ async def doors(
     async def wait(request: Request) -> Response:
         return await _wait(request, made)
 
-    shared = [Route("/v1/models", _echo, methods=["GET", "POST"]), Route("/health", _echo)]
+    shared = [Route("/v1/models", _echo, methods=["GET", "POST"]), Route("/health", _echo), Route("/page", _page)]
     secret = [
         Route("/v1/control/status", _echo),
         Route("/v1/control/broken", _broken),
@@ -106,6 +107,10 @@ async def _broken(request: Request) -> Response:
 
 async def _long(request: Request) -> Response:
     return Response(b"x" * 4_000_000)  # more than sockets hold
+
+
+async def _page(request: Request) -> Response:
+    return Response(b"x" * 60_000)  # less than asyncio holds before it tells the writer to pause
 
 
 async def _busy(request: Request) -> Response:

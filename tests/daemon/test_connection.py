@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import socket
@@ -229,6 +230,43 @@ async def test_a_client_that_is_refused_and_does_not_hang_up_is_cut_off(
     monkeypatch.setattr(connection, "LINGER_S", 0.05)
     async with doors(tmp_path) as made:
         assert (await asyncio.to_thread(talk, made.door(door))).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(tmp_path: Path) -> None:
+    async with doors(tmp_path, read_timeout_s=0.1, write_timeout_s=0.05) as made:
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.settimeout(20)
+            await asyncio.to_thread(peer.connect, made.tcp)
+            peer.sendall(post("/page", "Connection: close", method="GET"))
+            await pass_time(made, rounds=2)
+            assert len(await asyncio.to_thread(read, peer, 100_000)) < 60_000
+
+
+async def test_a_client_that_reads_little_by_little_gets_all_of_its_answer(tmp_path: Path) -> None:
+    async with doors(tmp_path, read_timeout_s=0.1, write_timeout_s=1.0) as made:
+        with await asyncio.to_thread(knock, made.unix) as peer:
+            peer.sendall(post("/v1/control/long", "Connection: close", method="GET"))
+            received = 0
+            for _ in range(14):
+                received += len(await asyncio.to_thread(read, peer, 250_000))
+                await pass_time(made, rounds=1)
+            assert received + len(await asyncio.to_thread(read, peer, 4_000_000)) > 4_000_000
+
+
+async def pass_time(made: Doors, rounds: int) -> None:
+    """Until so many connections that send nothing have been cut off, one after the other."""
+    for _ in range(rounds):
+        assert await raw(made.unix, b"") == b""
+
+
+def read(peer: socket.socket, most_bytes: int) -> bytes:
+    """So much, or what comes until the other side closes or cuts the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while len(received) < most_bytes and (part := peer.recv(65_536)):
+            received += part
+    return received
 
 
 async def test_one_connection_too_many_is_told_to_come_back_and_the_other_door_stays_open(tmp_path: Path) -> None:

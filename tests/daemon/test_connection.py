@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from omlxd.core.events import EventLevel, EventName
-from omlxd.daemon import connection
+from omlxd.daemon import connection, server
 from tests.daemon.doors import Doors, both_doors, doors, knock, raw
 from tests.fakes.wire import fetch
 
@@ -230,6 +230,19 @@ async def test_a_client_that_is_refused_and_does_not_hang_up_is_cut_off(
     monkeypatch.setattr(connection, "LINGER_S", 0.05)
     async with doors(tmp_path) as made:
         assert (await asyncio.to_thread(talk, made.door(door))).startswith(b"HTTP/1.1 400")
+
+
+@both_doors
+async def test_a_client_that_was_refused_and_stays_does_not_hold_up_the_end(
+    tmp_path: Path, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", 600.0)
+    monkeypatch.setattr(server, "_GRACE_S", 600.0)
+    async with asyncio.timeout(4), doors(tmp_path) as made:  # uvicorn would give it 5 s
+        peer = await asyncio.to_thread(knock, made.door(door))
+        peer.sendall(post("/v1/models", "Transfer-Encoding: chunked", b"zzz\r\n"))
+        assert (await asyncio.to_thread(peer.recv, 12)) == b"HTTP/1.1 400"
+    peer.close()
 
 
 async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(tmp_path: Path) -> None:

@@ -86,5 +86,5 @@ def test_the_limits_on_the_page_are_those_of_the_doors() -> None:
     assert f"takes {server.MOST_CONNECTIONS} connections" in described
     assert f"within {connection.READ_TIMEOUT_S:.0f} seconds" in described
     assert f"all of it within {connection.BODY_TIMEOUT_S / 60:.0f} minutes" in described
-    assert f"for {connection.WRITE_TIMEOUT_S / 60:.0f} minutes" in described
+    assert f"waits for it after {connection.WRITE_TIMEOUT_S / 60:.0f} minutes" in described
     assert TEXT.count(f"A list of up to {MOST_MESSAGES} objects") == 2

@@ -26,6 +26,7 @@ from omlxd.core.memory import Policy
 from omlxd.daemon.home import find_home
 from omlxd.daemon.journal import journal_of, with_priority
 from omlxd.daemon.notify import take_service_manager
+from omlxd.engine.lasting_imports import lasting_imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,9 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, ready: _ReadyLine) -> NoReturn:
-    from omlxd.daemon.awake_clock import AwakeEventLoop
-    from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
-    from omlxd.daemon.log_console import Console
+    with lasting_imports():
+        from omlxd.daemon.awake_clock import AwakeEventLoop
+        from omlxd.daemon.lifecycle import DaemonConfig, serve  # 200 ms and 30 MB that `--help` does not need
+        from omlxd.daemon.log_console import Console
 
     config = DaemonConfig(
         home=find_home(options.home),

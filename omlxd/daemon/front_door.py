@@ -23,7 +23,7 @@ from omlxd.core.errors import InvalidRequest, NotPermitted, OmlxError
 from omlxd.core.events import Emit, Event, EventLevel, EventName
 from omlxd.core.manifest import ListenAddress
 from omlxd.core.wording import shown
-from omlxd.daemon.http_errors import BodyTooLarge, CodedBody, KeyRefused, error_response, is_over_tcp
+from omlxd.daemon.http_errors import BodyTooLarge, CodedBody, HeaderTooLarge, KeyRefused, error_response, is_over_tcp
 from omlxd.daemon.log import trace_of
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -100,7 +100,7 @@ class FrontDoor:
             body.check_announced(_header(scope, b"content-length"))
             await (self._tcp if over_tcp else self._unix)(scope, body.receive, send)
         except OmlxError as refused:  # only from the checks: the applications answer their own errors
-            await error_response(refused, scope["path"])(scope, receive, send)
+            await error_response(refused, scope["path"], over_tcp=over_tcp)(scope, receive, send)
         except ClientDisconnect:
             fields = {"method": scope["method"], "path": shown(scope["path"]), "message": "the client went away"}
             self._emit(Event(EventName.API_ERROR, level=EventLevel.WARNING, fields=fields))
@@ -231,7 +231,12 @@ def _check_header(scope: Scope) -> None:
     """The server's parser bounds a header that it waits for; one that came at once it takes at any length."""
     line_bytes = len(scope["path"]) + len(scope["query_string"])
     if line_bytes + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-        raise InvalidRequest(f"the header is longer than {MAX_HEADER_BYTES} bytes")
+        raise header_too_large()
+
+
+def header_too_large() -> HeaderTooLarge:
+    """The answer to a header that is longer than MAX_HEADER_BYTES."""
+    return HeaderTooLarge(f"the header is longer than {MAX_HEADER_BYTES} bytes", hint="send fewer or shorter headers")
 
 
 def _check_framing(scope: Scope) -> None:

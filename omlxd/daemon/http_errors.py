@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: one shape for the control API, OpenAI's shape for its paths; never a traceback."""
+"""Errors as HTTP answers, in the shape that whoever asks expects; never a traceback."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ class WrongMethod(InvalidRequest):
     http_status = 405
 
 
+class TooLate(InvalidRequest):
+    """The rest of the request did not come in time."""
+
+    code = "request_timeout"
+    http_status = 408
+
+
 class BodyTooLarge(InvalidRequest):
     """The body is longer than the daemon reads."""
 
@@ -51,6 +58,13 @@ class CodedBody(InvalidRequest):
 
     code = "unsupported_encoding"
     http_status = 415
+
+
+class HeaderTooLarge(InvalidRequest):
+    """The request line and the headers are longer than the daemon reads."""
+
+    code = "header_too_large"
+    http_status = 431
 
 
 class KeyRefused(NotPermitted):
@@ -70,8 +84,8 @@ class JsonResponse(Response):
         return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def error_response(error: OmlxError, path: str) -> JsonResponse:
-    """The answer to a request for `path` that ended in this error."""
+def error_response(error: OmlxError, path: str, *, over_tcp: bool) -> JsonResponse:
+    """The answer to a request for `path` at this door that ended in this error."""
     headers: dict[str, str] = {}
     if error.http_status == 503:
         retry_after_s = error.retry_after_s if isinstance(error, Busy) else 5.0
@@ -82,16 +96,16 @@ def error_response(error: OmlxError, path: str) -> JsonResponse:
         headers["connection"] = "close"  # the rest of the body is not read
     if isinstance(error, WrongMethod) and error.details.get("allow"):
         headers["allow"] = str(error.details["allow"])
-    return JsonResponse(error_content(error, path), status_code=error.http_status, headers=headers)
+    return JsonResponse(error_content(error, path, over_tcp=over_tcp), status_code=error.http_status, headers=headers)
 
 
-def error_content(error: OmlxError, path: str) -> dict[str, Any]:
-    """The error in the shape that clients of this path expect."""
+def error_content(error: OmlxError, path: str, *, over_tcp: bool = False) -> dict[str, Any]:
+    """The error in the shape that clients of this path at this door expect: over TCP OpenAI's or Anthropic's."""
     if is_anthropic_path(path):
         kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
         content = {"type": kind, "message": error.message, "code": error.code, "hint": _hint(error)}
         return {"type": "error", "error": content | ({"details": error.details} if error.details else {})}
-    return {"error": _openai_error(error) if is_openai_path(path) else error.to_json()}
+    return {"error": _openai_error(error) if over_tcp or is_openai_path(path) else error.to_json()}
 
 
 _ANTHROPIC_TYPES = {
@@ -100,8 +114,10 @@ _ANTHROPIC_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "request_too_large",
     415: "invalid_request_error",
+    431: "invalid_request_error",
     503: "overloaded_error",
 }
 
@@ -132,7 +148,7 @@ def is_anthropic_path(path: str) -> bool:
 
 
 def is_openai_path(path: str) -> bool:
-    """Whether clients of this path expect OpenAI's error shape."""
+    """Whether clients of this path expect OpenAI's error shape at both doors."""
     return path.startswith("/v1/") and path != CONTROL_PREFIX and not path.startswith(CONTROL_PREFIX + "/")
 
 
@@ -147,7 +163,7 @@ def internal_error() -> OmlxError:
 async def answer_omlx_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of our own errors."""
     assert isinstance(error, OmlxError)
-    return error_response(outward(error, request.scope), request.scope["path"])
+    return _answer(outward(error, request.scope), request)
 
 
 def is_over_tcp(scope: Scope) -> bool:
@@ -178,13 +194,13 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     path = shown(request.scope["path"])
     if error.status_code == 404:
         missing = NoSuchPath(f"nothing answers at `{path}`", hint=_other_path(request.scope["path"]))
-        return error_response(missing, request.scope["path"])
+        return _answer(missing, request)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         hint = f"it takes {allow}" if allow else None
         problem = WrongMethod(f"`{path}` does not take {request.method}", hint=hint, details={"allow": allow})
-        return error_response(problem, request.scope["path"])
-    return error_response(InvalidRequest(f"the request was refused ({error.detail})"), request.scope["path"])
+        return _answer(problem, request)
+    return _answer(InvalidRequest(f"the request was refused ({error.detail})"), request)
 
 
 _CHATS = ("/v1/responses", "/api/chat", "/api/generate")
@@ -204,4 +220,8 @@ def _other_path(path: str) -> str:
 
 async def answer_unexpected(request: Request, _error: Exception) -> Response:
     """Starlette's handler of everything else; the front door writes the log line."""
-    return error_response(internal_error(), request.scope["path"])
+    return _answer(internal_error(), request)
+
+
+def _answer(error: OmlxError, request: Request) -> Response:
+    return error_response(error, request.scope["path"], over_tcp=is_over_tcp(request.scope))

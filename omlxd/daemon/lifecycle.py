@@ -213,7 +213,7 @@ async def _open_doors(daemon: Daemon, home: Home, door: FrontDoor) -> AsyncItera
         if listen is not None:
             bound.append(bind_tcp(listen, manifest=Path(daemon.manifest.path)))
             daemon.api = written(listen, bound[1].getsockname()[1])
-        server = HttpServer(door, bound)
+        server = HttpServer(door, bound, daemon.bus.emit)
         with libraries_to(daemon.bus.emit):
             await server.start()
             daemon.bus.emit(Event(EventName.API_LISTENING, fields={"socket": str(home.socket), "api": daemon.api}))

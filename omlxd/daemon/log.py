@@ -110,7 +110,7 @@ def libraries_to(emit: Emit) -> Iterator[None]:
             logger.removeHandler(bridge)
             logger.setLevel(level)
             logger.propagate = propagate
-        bridge.tell_left_out()
+        bridge.few.tell_left_out()
 
 
 def trace_of(error: BaseException) -> str:
@@ -136,28 +136,27 @@ MOST_ALIKE: Final = 5
 _MOST_KINDS: Final = 100
 
 
-class _Bridge(logging.Handler):
-    """Of complaints that are alike only the first few a minute pass: whoever can cause them must not wash the log."""
+class FewAlike:
+    """Of complaints that are alike only the first few a minute pass: whoever can cause them must not wash the log.
+
+    Args:
+        emit: where they go.
+    """
 
     def __init__(self, emit: Emit) -> None:
-        super().__init__(logging.WARNING)
         self._emit = emit
         self._alike: dict[str, _Alike] = {}
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "asyncio" and record.msg == _CLIENT_LEFT:
-            return
-        try:
-            event = _event_of(record)
-            alike = self._alike.get(kind := f"{record.name}: {event.fields['message']}")
-            if alike is None or time.monotonic() - alike.since_s >= ALIKE_S:
-                if len(self._alike) >= _MOST_KINDS:
-                    self.tell_left_out()
-                left_out = alike.left_out if alike is not None else 0
-                alike = self._alike[kind] = _Alike(event, time.monotonic(), left_out=left_out)
-            alike.add(event, self._emit)
-        except Exception:  # a log record may never end what it is about
-            self.handleError(record)
+    def emit(self, event: Event) -> None:
+        """Hand it on, or count it; those with the same source and message are alike."""
+        kind = f"{event.fields.get('source')}: {event.fields.get('message')}"
+        alike = self._alike.get(kind)
+        if alike is None or time.monotonic() - alike.since_s >= ALIKE_S:
+            if len(self._alike) >= _MOST_KINDS:
+                self.tell_left_out()
+            left_out = alike.left_out if alike is not None else 0
+            alike = self._alike[kind] = _Alike(event, time.monotonic(), left_out=left_out)
+        alike.add(event, self._emit)
 
     def tell_left_out(self) -> None:
         """Say how many were left out so far, of each kind, and begin anew."""
@@ -183,6 +182,20 @@ class _Alike:
         self.passed += 1
         left_out, self.left_out = self.left_out, 0
         emit(_with_left_out(event, left_out))
+
+
+class _Bridge(logging.Handler):
+    def __init__(self, emit: Emit) -> None:
+        super().__init__(logging.WARNING)
+        self.few = FewAlike(emit)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "asyncio" and record.msg == _CLIENT_LEFT:
+            return
+        try:
+            self.few.emit(_event_of(record))
+        except Exception:  # a log record may never end what it is about
+            self.handleError(record)
 
 
 def _with_left_out(event: Event, left_out: int) -> Event:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omlxd.engine.blas import adopt_openblas
+from omlxd.engine.lasting_imports import lasting_imports
 from omlxd.engine.patient_reading import patiently
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def import_libraries() -> None:
     """Import MLX and mlx-lm (1 to 2 s), with OpenBLAS if there is one, and keep the process's limit of open files.
 
     mlx-lm sets RLIMIT_NOFILE to (2048, 4096) on import; the lowered hard limit could not be raised again by a
-    user's process, so the call is suppressed while it is imported. What the libraries made stays for good, so the
-    garbage collector is told to leave it out: an unload's collection takes microseconds, not 130 ms with the
-    interpreter's lock held.
+    user's process, so the call is suppressed while it is imported.
     """
     with _importing:
         if "mlx_lm.utils" in sys.modules:
@@ -43,13 +42,12 @@ def import_libraries() -> None:
         set_rlimit = resource.setrlimit
         resource.setrlimit = lambda *_: None
         try:
-            import mlx_lm.generate
-            import mlx_lm.sample_utils
-            import mlx_lm.utils  # noqa: F401
+            with lasting_imports():
+                import mlx_lm.generate
+                import mlx_lm.sample_utils
+                import mlx_lm.utils  # noqa: F401
         finally:
             resource.setrlimit = set_rlimit
-        gc.collect()
-        gc.freeze()
 
 
 def stream() -> Any:

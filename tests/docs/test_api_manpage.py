@@ -13,7 +13,17 @@ from starlette.routing import Route
 
 from omlxd.core import errors
 from omlxd.core.errors import OmlxError
-from omlxd.daemon import anthropic_api, control_api, front_door, http_errors, metrics, openai_api, openapi, server
+from omlxd.daemon import (
+    anthropic_api,
+    connection,
+    control_api,
+    front_door,
+    http_errors,
+    metrics,
+    openai_api,
+    openapi,
+    server,
+)
 from omlxd.daemon.bodies import MOST_MESSAGES
 from omlxd.daemon.openapi import OPERATIONS
 
@@ -74,6 +84,7 @@ def test_the_limits_on_the_page_are_those_of_the_doors() -> None:
     assert f"A body may have {front_door.MAX_BODY_BYTES // 2**20} MiB" in described
     assert f"a header {front_door.MAX_HEADER_BYTES // 2**10} KiB" in described
     assert f"takes {server.MOST_CONNECTIONS} connections" in described
-    assert f"within {server.READ_TIMEOUT_S:.0f} seconds" in described
-    assert f"for {server.WRITE_TIMEOUT_S / 60:.0f} minutes" in described
+    assert f"within {connection.READ_TIMEOUT_S:.0f} seconds" in described
+    assert f"all of it within {connection.BODY_TIMEOUT_S / 60:.0f} minutes" in described
+    assert f"waits for it after {connection.WRITE_TIMEOUT_S / 60:.0f} minutes" in described
     assert TEXT.count(f"A list of up to {MOST_MESSAGES} objects") == 2

@@ -7,6 +7,7 @@ greedy, and prints the tokens per second, prefill included: what any server that
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -40,3 +41,4 @@ if __name__ == "__main__":
     worker = threading.Thread(target=main, args=(Path(sys.argv[1]),))  # MLX on the main thread may hang at its end
     worker.start()
     worker.join()
+    os._exit(0)  # OpenBLAS now and then waits for ever for its own thread when the libraries are unloaded

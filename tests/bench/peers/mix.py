@@ -23,8 +23,9 @@ from tests.bench.scratch import Scratch
 MEGABYTES: Final = {"often": 10, "sometimes": 12, "seldom": 15}
 LIMIT_BYTES: Final = 25_000_000
 CLIENTS: Final = 6
-BURSTS: Final = 4
+BURSTS: Final = 3
 PAUSE_S: Final = 0.3
+PATIENCE_S: Final = 15.0
 NEEDS: Final = Needs(several=True, limit_bytes=LIMIT_BYTES)
 AS_MANY: Final = Target(1.0, Judged.RATIO, at_most=False)
 AS_SOON: Final = Target(1.0, Judged.RATIO)
@@ -61,11 +62,12 @@ class _Round:
 def run(scratch: Scratch) -> Iterator[Row]:
     """Six clients ask at the same instant, wait until all are answered, pause, and ask again.
 
+    Who hears nothing for `PATIENCE_S` goes away, and that request is lost.
     The nth model is asked for 1/n as often as the first. Questions come from a seed: the same for all servers.
     """
     models = {name: scratch.llama(size) for name, size in MEGABYTES.items()}
     with contest(scratch, models, NEEDS, warm=["often"]) as up:
-        found = up.turns(scratch.rounds(5, 1), _bursts)
+        found = up.turns(scratch.rounds(3, 1), _bursts)
 
         def lost(name: str) -> str:
             troubles = [reply.trouble for each in found[name] for reply in each.lost]
@@ -107,4 +109,4 @@ def _drawn(chance: random.Random) -> _Question:
 
 def _ask(server: Running, question: _Question, together: threading.Barrier) -> Reply:
     together.wait()
-    return server.ask(question.model, question.prompt, question.max_tokens)
+    return server.ask(question.model, question.prompt, question.max_tokens, timeout_s=PATIENCE_S)

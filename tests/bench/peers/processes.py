@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from tests.bench.peers.asking import Reply, ask
+from tests.bench.peers.asking import TIMEOUT_S, Reply, ask
 from tests.bench.peers.catalogue import Launch, Needs, Peer
 from tests.bench.peers.footprint import tree
 from tests.bench.peers.venvs import Unavailable, last_line
@@ -44,12 +44,15 @@ class Running:
     process: psutil.Process
     load: Callable[[str], None] | None = None
 
-    def ask(self, model: str, prompt: str, max_tokens: int) -> Reply:
-        """One greedy chat with a model by our name of it; the time that bringing it takes is part of the answer's."""
-        reply = ask(self.address, self.names[model], prompt, max_tokens)
+    def ask(self, model: str, prompt: str, max_tokens: int, *, timeout_s: float = TIMEOUT_S) -> Reply:
+        """One greedy chat with a model by our name of it; the time that bringing it takes is part of the answer's.
+
+        Who hears nothing for `timeout_s` seconds goes away.
+        """
+        reply = ask(self.address, self.names[model], prompt, max_tokens, timeout_s=timeout_s)
         if self.load and reply.status == http.client.NOT_FOUND:
             self.load(model)
-            again = ask(self.address, self.names[model], prompt, max_tokens)
+            again = ask(self.address, self.names[model], prompt, max_tokens, timeout_s=timeout_s)
             return replace(again, sent_s=reply.sent_s)
         return reply
 

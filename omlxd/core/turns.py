@@ -23,6 +23,8 @@ PATIENCE_S: Final = 0.5
 """How long the oldest prompt and the load stand still for others."""
 HOLD_S: Final = 0.5
 """How long answers stand still, and for at most half of the time, while short prompts are read that join them."""
+GROUP_S: Final = 0.3
+"""What reading several short prompts at once may take while no answer waits for its end."""
 LOAD_YIELDS_S: Final = 2.0
 """A load ranks behind prompts that need up to so much longer: those who wait for it wait anyway."""
 
@@ -92,6 +94,10 @@ class Hold:
         self._since_s: float | None = None
         self._free_s = float("-inf")
 
+    def left_s(self, now_s: float) -> float:
+        """Seconds that answers may still stand still, if they do at all."""
+        return HOLD_S if self._since_s is None else HOLD_S - (now_s - self._since_s)
+
     def may_go_on(self, joining: int, left_s: float, now_s: float) -> bool:
         """Whether it is worth it to wait for the next one that joins, and those who wait have the patience.
 
@@ -131,6 +137,19 @@ def chunk_tokens(granted_tokens: int, time: StepTime, budget_s: float) -> int:
     while time.of(2 * size) <= limit_s:
         size *= 2
     return min(size, granted_tokens)
+
+
+def group_tokens(granted_tokens: int, time: StepTime, budget_s: float) -> int:
+    """Tokens, padding included, of the short prompts that one step reads at once; 0 when no token fits the time.
+
+    Args:
+        granted_tokens: what memory was reserved for.
+        time: what steps of this model take.
+        budget_s: what the step may take.
+    """
+    if time.of(granted_tokens) <= budget_s:
+        return granted_tokens
+    return max(0, int((budget_s - time.fixed_s) / time.token_s)) if time.token_s else 0
 
 
 def slice_bytes(total_bytes: int, bytes_per_s: float | None, budget_s: float) -> int:

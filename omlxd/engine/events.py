@@ -85,7 +85,7 @@ class Prefilled(EngineEvent):
     """`done` of the request's `total` tokens have been run: its prompt, and what an earlier stay has generated.
 
     `transient_bytes` is what the step held at its peak beyond what it left behind, `kv_bytes` the request's KV cache
-    now; both 0 when the step measured nothing (short prompts that went bare into the batch). `reused` of the `done`
+    now; both 0 when the step measured nothing (short prompts that were read at once). `reused` of the `done`
     tokens were not run, but found in the prefix cache. `live_bytes` and `peak_bytes` are what all models held before
     the step, and at its peak.
     """

@@ -80,16 +80,17 @@ class PlanExecutor:
         Yields after each step, when the caller may stop the round.
         """
         decoding = [model for model in self._models.values() if model.decoding and self._is_granted(model)]
-        for model in [model for model in decoding if not self._pace.holds(model, self._clock())]:
+        going_on = [model for model in decoding if not self._pace.holds(model, self._clock())]
+        for model in going_on:
             self._leave_room()
             self._decode(model)
             yield
         if decoding:
             self._pace.decoded(self._clock())
-        if self._take_turn():
+        if self._take_turn(answers_wait=bool(going_on)):
             yield
 
-    def _take_turn(self) -> bool:
+    def _take_turn(self, *, answers_wait: bool) -> bool:
         """A chunk of the prompt, or a slice of the load, whose turn it is; False when nobody waits.
 
         On its own, since the round may stand still behind it: what it holds must not outlive the step, or a request
@@ -98,7 +99,7 @@ class PlanExecutor:
         load = self._load
         if load and load.awaits_codec and any(model.prompts or model.decoding for model in self._models.values()):
             load = None  # it is not kept waiting, it waits
-        turn = self._pace.next_turn(self._models.values(), load, self._clock())
+        turn = self._pace.next_turn(self._models.values(), load, self._clock(), answers_wait=answers_wait)
         if isinstance(turn, PromptTurn):
             self._leave_room()
             self._prefill(turn)
@@ -297,13 +298,20 @@ class PlanExecutor:
         began_s, live = self._clock(), self._gauges.active_bytes()
         alone = self._pace.holds_after(model, turn.request, began_s)
         try:
-            request = model.prefill_step(
-                turn.request, turn.chunk_tokens, self.report.token, least_reused=turn.least_reused, alone=alone
+            requests = model.prefill_step(
+                turn.request,
+                turn.chunk_tokens,
+                self.report.token,
+                group_tokens=turn.group_tokens,
+                least_reused=turn.least_reused,
+                alone=alone,
             )
-            if request:
-                self._prefilled(turn, request, before, began_s, live)
-                if request.prefilled == len(request.tokens):
-                    model.tell_first(request, self.report.token)
+            if len(requests) == 1:
+                self._prefilled(turn, requests[0], before, began_s, live)
+            else:
+                for request in requests:
+                    self.report.tell(Prefilled, request.order.request, request.prefilled, len(request.tokens))
+            model.tell_first([each for each in requests if each.prefilled == len(each.tokens)], self.report.token)
         except Exception as error:
             self._step_failed(model, "prefill", error, {head} | model.in_step)
             return

@@ -57,9 +57,9 @@ def read_together(model: Any, prompts: Sequence[Sequence[int]]) -> list[Any]:
         model(mx.array(rows), cache=cache)
         mx.eval([layer.state for layer in cache])
     if any(padding):
-        for layer in cache:
+        for layer in cache:  # one at a time, so that no more than one is there twice
             layer.finalize()
-        mx.eval([layer.state for layer in cache])
+            mx.eval(layer.state)
     return cache
 
 

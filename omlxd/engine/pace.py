@@ -9,7 +9,17 @@ from dataclasses import dataclass
 
 from omlxd.core.prefix_index import worth_copying
 from omlxd.core.step_time import UNKNOWN, StepTime, step_time
-from omlxd.core.turns import UNKNOWN_BYTES_PER_S, Hold, Waiting, chunk_tokens, next_turn, slice_bytes
+from omlxd.core.turns import (
+    GROUP_S,
+    STEP_S,
+    UNKNOWN_BYTES_PER_S,
+    Hold,
+    Waiting,
+    chunk_tokens,
+    group_tokens,
+    next_turn,
+    slice_bytes,
+)
 from omlxd.engine.loader import SlicedLoad
 from omlxd.engine.resident import ResidentModel
 from omlxd.engine.running import Running
@@ -22,11 +32,15 @@ LAST_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptTurn:
-    """The next step is a chunk of this prompt; at its first, fewer kept tokens than `least_reused` are run again."""
+    """The next step is a chunk of this prompt, or this one and other short ones, of `group_tokens` with padding.
+
+    At the first chunk fewer kept tokens than `least_reused` are run again.
+    """
 
     model: ResidentModel
     request: Running
     chunk_tokens: int
+    group_tokens: int
     least_reused: int
 
 
@@ -52,9 +66,9 @@ class Pace:
         self._decoded_s = 0.0
 
     def next_turn(
-        self, models: Iterable[ResidentModel], load: SlicedLoad | None, now_s: float
+        self, models: Iterable[ResidentModel], load: SlicedLoad | None, now_s: float, *, answers_wait: bool
     ) -> PromptTurn | LoadTurn | None:
-        """Whose turn it is, by `core.turns`; None when nobody waits."""
+        """Whose turn it is, by `core.turns`; None when nobody waits. While they are decoded, `answers_wait`."""
         prompts = [(model, request) for model in models for request in model.prompts]
         prompts.sort(key=lambda prompt: (prompt[1].order.arrival, prompt[1].came_s))
         waiting = [self._waiting(model, request, now_s) for model, request in prompts]
@@ -69,7 +83,9 @@ class Pace:
         model, request = prompts[turn.index]
         granted, time = model.granted_chunk_tokens(request), self._times.get(model.name, UNKNOWN)
         size = chunk_tokens(granted, time, turn.budget_s)
-        return PromptTurn(model, request, size, worth_copying(time.token_s))
+        together_s = STEP_S if answers_wait else min(GROUP_S, self._hold(model).left_s(now_s))
+        together = group_tokens(granted, time, max(turn.budget_s, together_s))
+        return PromptTurn(model, request, size, together, worth_copying(time.token_s))
 
     def holds(self, model: ResidentModel, now_s: float) -> bool:
         """Whether the model's answers stand still until prompts that are read soon can join them, by `core.turns`."""

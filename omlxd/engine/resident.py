@@ -59,6 +59,7 @@ class ResidentModel:
         self._begun: list[Running] = []  # their prompts have a cache
         self._lone: dict[str, tuple[Running, decode_lanes.LoneDecode]] = {}
         self._rows: dict[int, Running] = {}
+        self._first: dict[str, tuple[int, int]] = {}  # uid and first token of those that were read at once
         self._batch: decode_lanes.DecodeBatch | None = None
         self._shares_batch: bool | None = None  # not known before a request comes
 
@@ -138,24 +139,32 @@ class ResidentModel:
         return total + (self._batch.nbytes if self._batch else 0)
 
     def prefill_step(
-        self, request: Running, chunk_tokens: int, take: Take, *, least_reused: int, alone: bool = False
-    ) -> Running | None:
-        """Run the next chunk of this prompt.
+        self,
+        request: Running,
+        chunk_tokens: int,
+        take: Take,
+        *,
+        group_tokens: int,
+        least_reused: int,
+        alone: bool = False,
+    ) -> list[Running]:
+        """Run the next chunk of this prompt, or it and other short ones at once.
 
         Args:
             request: one of `prompts`.
             chunk_tokens: at most so many tokens.
             take: receives the token of a request that moves into the batch on this occasion.
+            group_tokens: at most so many of several prompts, padding included.
             least_reused: fewer kept tokens are run again.
             alone: once it is read it does not join the others yet, but waits for those who join them with it.
 
         Returns:
-            The request, None when the prompt was read with others at once.
+            The request, or all whose prompts were read at once.
         """
         self.in_step = {request.order.request}
-        if group := self._short_group(request, chunk_tokens):
-            self._read_together(group, take)
-            return None
+        if group := self._short_group(request, group_tokens):
+            self._read_together(group)
+            return group
         tokens = request.tokens
         if not request.cache:
             if request.order.cache_prompt:
@@ -178,19 +187,27 @@ class ResidentModel:
                 self._decode_alone(request)
             else:
                 self._join(request, take)
-        return request
+        return [request]
 
-    def tell_first(self, request: Running, take: Take) -> None:
-        """Tell a request that was just read its first token, unless it is in the batch, which tells it with its step.
+    def tell_first(self, requests: Sequence[Running], take: Take) -> None:
+        """Tell requests that were just read their first tokens, but not who has joined a batch that decodes.
 
         A step begins the next token before it tells this one.
         """
-        if request.order.request not in self._lone:
-            return
-        _, lane = self._lone[request.order.request]
-        self.in_step = {request.order.request}
-        if not take(request, lane.tell()):
-            self._end_lone(request, lane)
+        ended = []
+        for request in requests:
+            name = request.order.request
+            self.in_step = {name}
+            if name in self._lone:
+                _, lane = self._lone[name]
+                if not take(request, lane.tell()):
+                    self._end_lone(request, lane)
+            elif name in self._first:
+                uid, token = self._first.pop(name)
+                if not take(request, token):
+                    ended.append(uid)
+                    self._keep_row(uid, request.history[:-1])  # its last token was not run
+        self._drop_rows(ended)
 
     def decode_step(self, take: Take) -> None:
         """One token for everybody who decodes; those who can share the batch join it first."""
@@ -259,13 +276,13 @@ class ResidentModel:
         self._waiting = [request for request in self._waiting if request.order.request not in gone]
         self._begun = [request for request in self._begun if request.order.request not in gone]
 
-    def _short_group(self, first: Running, chunk_tokens: int) -> list[Running]:
+    def _short_group(self, first: Running, group_tokens: int) -> list[Running]:
         """This prompt and other short ones that one step can read at once; none when there are no others."""
         others = [request for request in self.prompts if request is not first and not request.cache]
         group: list[Running] = []
         for request in [first, *sorted(others, key=lambda other: other.left_tokens)]:
             longest = max(other.left_tokens for other in [*group, request])
-            most = min(chunk_tokens, self.granted_chunk_tokens(request))
+            most = min(group_tokens, self.granted_chunk_tokens(request))
             if request.cache or longest * (len(group) + 1) > most or len(group) >= self._places:
                 break
             if self._reusable(request):
@@ -273,17 +290,14 @@ class ResidentModel:
             group.append(request)
         return group if len(group) > 1 and self.shares_batch else []
 
-    def _read_together(self, group: Sequence[Running], take: Take) -> None:
-        """Read short prompts as rows of the batch, and tell each its first token."""
+    def _read_together(self, group: Sequence[Running]) -> None:
+        """Read short prompts as rows of the batch."""
         self.in_step = {request.order.request for request in group}
         read = self._open_batch().read([request.tokens for request in group], [request.sampler for request in group])
+        self._first = {request.order.request: first for request, first in zip(group, read, strict=True)}
         for request, (uid, _) in zip(group, read, strict=True):
             self._waiting.remove(request)
             request.prefilled, self._rows[uid] = len(request.tokens), request
-        ended = [uid for uid, token in read if not take(self._rows[uid], token)]
-        for uid in ended:
-            self._keep_row(uid, self._rows[uid].history[:-1])  # its last token was not run
-        self._drop_rows(ended)
 
     def _chunk_end(self, request: Running, chunk_tokens: int) -> int:
         """Where the next chunk ends: also where the shared part of the prompt does, so that it can be kept there.

@@ -21,6 +21,7 @@ from omlxd.core.turns import (
     Hold,
     Waiting,
     chunk_tokens,
+    group_tokens,
     next_turn,
     slice_bytes,
 )
@@ -220,6 +221,19 @@ def test_whether_answers_stand_still_for_those_that_join(joining: int, left_s: f
     assert Hold().goes_on(joining, left_s, 100.0) is holds
 
 
+@pytest.mark.parametrize(
+    ("granted", "time", "tokens"),
+    [
+        pytest.param(256, StepTime(0.0, 0.001), 256, id="what is reserved fits the time"),
+        pytest.param(1024, StepTime(0.05, 0.00049), 510, id="as many as fit"),
+        pytest.param(1024, StepTime(0.4, 0.001), 0, id="no step fits"),
+        pytest.param(1024, StepTime(0.4, 0.0), 0, id="no step fits, whatever its size"),
+    ],
+)
+def test_how_much_is_read_at_once(granted: int, time: StepTime, tokens: int) -> None:
+    assert group_tokens(granted, time, 0.3) == tokens
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 1), st.floats(0.001, 0.2)), max_size=60))
 def test_answers_never_stand_still_for_longer_than_the_hold_or_than_they_have_decoded(
     rounds: list[tuple[int, float, float]],
@@ -231,6 +245,7 @@ def test_answers_never_stand_still_for_longer_than_the_hold_or_than_they_have_de
             if held_s == 0.0:
                 assert decoded_s >= last_hold_s * 0.999
             assert held_s <= HOLD_S
+            assert hold.left_s(now_s) == pytest.approx(HOLD_S - held_s)
             held_s += took_s
             decoded_s = 0.0
         else:

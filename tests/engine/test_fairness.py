@@ -145,12 +145,13 @@ def test_short_prompts_that_come_together_hear_their_first_tokens_one_by_one_and
     assert kinds == sorted(kinds, key=[Prefilled, Generated].index), "what is answered is not read any more"
 
 
+@pytest.mark.parametrize("tokens", [300, 10], ids=["one by one", "at once"])
 def test_answers_of_one_token_end_while_the_others_are_still_read(
-    driver: Driver, tiny_model: Callable[..., Path]
+    tokens: int, driver: Driver, tiny_model: Callable[..., Path]
 ) -> None:
     driver.load("m", tiny_model())
     base = driver.engine.kv_bytes()
-    orders = [generation(f"r{number}", "m", prompt(300, number), 1) for number in range(4)]
+    orders = [generation(f"r{number}", "m", prompt(tokens, number), 1) for number in range(4)]
     ended = driver.run(*orders)
     assert {end for _, end in ended.values()} == {FinishReason.LENGTH}
     assert sum(driver.engine.kv_bytes().values()) == sum(base.values())

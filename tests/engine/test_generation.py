@@ -70,6 +70,11 @@ def test_short_prompts_that_wait_together_give_the_same_text_as_one_by_one(
     texts = driver.run(*(generation(name, "m", tokens, 20) for name, tokens in prompts.items()))
     codec = driver.engine.codec("m")
     assert all(same_until_a_tie(texts[name][0], codec, *expected[name]) for name in prompts)
+    at_once = {event.request for event in driver.seen if isinstance(event, Prefilled) and event.kv_bytes == 0}
+    assert len(at_once) > 1
+    for name in prompts:
+        of_one = [event for event in driver.seen if isinstance(event, Prefilled | Generated) and event.request == name]
+        assert [isinstance(event, Prefilled) for event in of_one[:2]] == [True, False], "read, and then answered"
 
 
 def test_two_models_generate_at_the_same_time(driver: Driver, tiny_model: Callable[..., Path]) -> None:

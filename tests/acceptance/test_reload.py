@@ -120,9 +120,10 @@ def test_a_restart_keeps_the_limit_the_pins_and_what_was_loaded_and_a_kill_in_th
     assert not errors_in(frames)
     restarted = restarting.result()
     assert restarted.returncode == 0, restarted.stderr
-    stopped, origin = restarted.stderr.splitlines()[-2:]
+    stopped, origin, pins = restarted.stderr.splitlines()[-3:]
     assert stopped == f"omlxd stopped (pid {first})"
     assert origin == "the limit was set by `omlxd limit`; the manifest says `8G`"
+    assert "`chat`" in pins, "it was pinned by `omlxd pin`"
     assert "limit 1.00 GiB" in restarted.stdout
     daemon.kill()  # in the middle of loading them again
     assert daemon.start("--restore", "loaded").returncode == 0

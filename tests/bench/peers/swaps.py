@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Final
 
 from tests.bench.peers.asking import Reply
 from tests.bench.peers.catalogue import Needs
-from tests.bench.peers.contest import Contest, alone, contest
+from tests.bench.peers.contest import OURS, Contest, alone, contest
 from tests.bench.peers.footprint import Sampler, at_rest
 from tests.bench.peers.processes import Running
 from tests.bench.peers.rows import rows
 from tests.bench.peers.venvs import Unavailable
 from tests.bench.report import Judged, Row, Target
-from tests.bench.scratch import Scratch
+from tests.bench.report import alone as of_one
+from tests.bench.scratch import CHECKOUT, Scratch
 
 SMALLER_MB, BIGGER_MB, WARM_MB = 100, 150, 1
 LIMIT_BYTES: Final = 200_000_000
 SWAPS_A_TURN: Final = 10
 TURN_S: Final = 20.0
 MAX_TOKENS: Final = 4
+PROMPT_TOKENS: Final = 26  # what a question comes to in the chat template of the benches' models
 NEEDS: Final = Needs(several=True, limit_bytes=LIMIT_BYTES)
 STAYS: Final = Target(1.15, Judged.WORST)
 NONE: Final = Target(0.0, Judged.WORST)
@@ -49,6 +54,17 @@ def run(scratch: Scratch) -> Iterator[Row]:
         turns = scratch.rounds(5, 1)
         found = up.turns(turns, lambda server, number: _swap(server, number, seen[server.name]))
         yield from _rows(up, seen, found, turns)
+        # All servers stand still now.
+        least_ms = [median(_mlx_alone(models["a"], models["b"])) for _ in found[OURS]]
+    note = "let go, read, prompt, first token: the least that there is for who gives the memory back before it reads"
+    yield of_one("  MLX alone, without a server", "ms", least_ms, note=note)
+
+
+def _mlx_alone(*models: Path) -> list[float]:
+    """Milliseconds of swaps without a server."""
+    command = [sys.executable, "-m", "tests.bench.mlx_swap_child", *map(str, models), str(PROMPT_TOKENS)]
+    done = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True)
+    return [float(line) for line in done.stdout.split()]
 
 
 def _swap(server: Running, number: int, seen: _Seen) -> float:

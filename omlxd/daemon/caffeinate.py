@@ -67,5 +67,6 @@ class Caffeinate:
             with contextlib.suppress(ProcessLookupError):
                 end()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await process.wait()
                 return

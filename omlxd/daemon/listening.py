@@ -108,7 +108,8 @@ async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | 
     try:
         while running:
             try:
-                news = await asyncio.wait_for(heard.get(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):  # `wait_for` loses a cancellation that comes with its result
+                    news = await heard.get()
             except TimeoutError:
                 yield None
                 continue

@@ -116,7 +116,8 @@ class _Server(uvicorn.Server):
         # uvicorn wakes ten times a second to look at a flag; an idle daemon should sleep.
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), _TICK_S)
+                async with asyncio.timeout(_TICK_S):
+                    await self._leaving.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

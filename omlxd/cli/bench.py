@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -129,7 +130,13 @@ def _checked(
         prompt, generate = most * 3 // 4, most - most * 3 // 4
     prompt, generate = prompt or PROMPT_TOKENS, generate or GENERATE_TOKENS
     for tokens in lengths:
-        _must_fit(plan(client, name, tokens + _ONE_MORE, 1), f"--context {tokens}")
+        with _in_its_context(f"a prompt of {tokens} tokens and one more", "`--context {}`", _ONE_MORE):
+            verdict = plan(client, name, tokens + _ONE_MORE, 1)
+        _must_fit(verdict, f"--context {tokens}")
+    with _in_its_context(
+        f"a prompt of {prompt} and an answer of {generate} tokens", "`--prompt` and `--generate`: {} together"
+    ):
+        plan(client, name, prompt + generate, 1)
     streams = []
     for each in wanted or STREAMS:
         try:
@@ -141,6 +148,19 @@ def _checked(
         else:
             streams.append(each)
     return name, _Sizes(prompt, generate, tuple(streams))
+
+
+@contextmanager
+def _in_its_context(what: str, hint: str, own_tokens: int = 0) -> Iterator[None]:
+    """Say in the words of this command what is longer than the model's context, of which it needs some itself."""
+    try:
+        yield
+    except InvalidRequest as error:
+        longest = error.details.get("context_length")
+        if longest is None:
+            raise
+        message = f"{what} are more than the model's context of {longest} tokens"
+        raise InvalidRequest(message, hint=hint.format(longest - own_tokens)) from error
 
 
 def _must_fit(verdict: dict[str, Any], option: str) -> None:

@@ -101,7 +101,7 @@ class Chat:
         command = COMMANDS.get(name)
         if command is None:
             near = nearest(name, [*COMMANDS, *LEAVE])
-            hint = f"did you mean `/{near}`?" if near else "`/help` lists them"
+            hint = f"did you mean `/{near}`?" if near else "`/help` lists them."
             output.note(f"there is no command `/{shown(name)}`; {hint} A question that begins with / is typed with //")
         else:
             command.run(self, argument.strip())
@@ -230,12 +230,12 @@ class Chat:
         if self._last is None:
             output.note("nothing has been answered yet")
             return
-        output.data(stats_text(self._last, self._client))
+        output.sentence(stats_text(self._last, self._client))
         figures, length = self._last.figures, self._view.get("context_length")
         used = (figures.get("prompt_tokens") or 0) + (figures.get("generated_tokens") or 0)
         of = f" of {length}" if length else ""
         questions = amount(len(self._conversation.exchanges), "question")
-        output.data(f"{questions} so far, {used}{of} tokens of context")
+        output.sentence(f"{questions} so far, {used}{of} tokens of context")
 
 
 COMMANDS: Final = {

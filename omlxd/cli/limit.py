@@ -58,7 +58,8 @@ def tell_effects(done: Mapping[str, Any]) -> None:
         output.note(f"unloaded `{name}`")
     for name, requests in done.get("parked", {}).items():
         goes_on = "which goes on" if len(requests) == 1 else "which go on"
-        output.note(f"parked {named(requests)} of `{name}`, {goes_on} when there is memory for it")
+        it = "it" if len(requests) == 1 else "them"
+        output.note(f"parked {named(requests)} of `{name}`, {goes_on} when there is memory for {it}")
     for name, requests in done.get("aborted", {}).items():
         output.note(f"aborted {named(requests)} of `{name}`")
     for name in done.get("postponed", ()):

@@ -63,7 +63,9 @@ class Surroundings:
         longest = min((each for each in (model.max_context, files.context_length) if each), default=None)
         if longest is not None and (tokens or 0) > longest:
             raise InvalidRequest(
-                f"`{model.name}` has a context of {longest} tokens, not {tokens}", hint=f"`--context {longest}`"
+                f"`{model.name}` has a context of {longest} tokens, not {tokens}",
+                hint=f"`--context {longest}`",
+                details={"context_length": longest},
             )
         learned = self.state.learned.get(model.name)
         costs = learned.costs if learned is not None and learned.fingerprint == files.fingerprint else None

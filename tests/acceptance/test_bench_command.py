@@ -103,7 +103,12 @@ def test_a_table_is_drawn_and_compared_with_an_earlier_one(daemon: Daemon, tmp_p
     ("arguments", "status", "says"),
     [
         (("tinny",), 4, "did you mean `tiny`?"),
-        (("tiny", "--context", "500000"), 2, "`--context "),
+        (
+            ("tiny", "--context", "32768"),
+            2,
+            "one more are more than the model's context of 32768 tokens\nhint: `--context 32767`",
+        ),
+        (("tiny", "--prompt", "32768", "--generate", "9"), 2, "hint: `--prompt` and `--generate`: 32768 together"),
         (("slow", "--prompt", "8000", "--concurrency", "16"), 5, "hint: prompts and answers of "),
         (("tiny", "--concurrency", "1,two"), 2, "`--concurrency` takes whole numbers above 0"),
         (("tiny", "--concurrency", "100"), 2, "`max_batch`"),

@@ -302,7 +302,7 @@ def test_limit_names_each_request_and_load_that_it_cost(omlxd: Omlxd, fake: Fake
     assert omlxd("limit", "1G").stderr.splitlines() == [
         "unloaded `small`",
         "parked `r7` of `chat`, which goes on when there is memory for it",
-        "parked `r9`, `r8` of `big`, which go on when there is memory for it",
+        "parked `r9`, `r8` of `big`, which go on when there is memory for them",
         "aborted `r5` of `chat`",
         "stopped the load of `huge`, which is tried again",
         "cancelled the load of `other`",

@@ -67,7 +67,8 @@ def _daemon(home: Home, holder: Holder | None) -> tuple[Finding, InForce | None]
     try:
         status = Client(home.socket).get("/v1/control/status", timeout_s=ANSWER_TIMEOUT_S)
         version, state, level = str(status["version"]), str(status["state"]), str(status["enforcer"]["level"])
-        in_force = InForce(Path(str(status["manifest"])), limits_in_force(status["memory"]), status["api"])
+        limits, models = limits_in_force(status["memory"]), len(status["models"])
+        in_force = InForce(Path(str(status["manifest"])), limits, status["api"], models)
         return judge_running(version, __version__, state, level), in_force
     except OmlxError as error:
         found = f"pid {holder.pid} holds the lock, but {error.message}"

@@ -17,6 +17,9 @@ MLX_SERIES: Final = "0.32"
 FULL_DISK_BYTES: Final = 100 * MIB
 NEARLY_FULL_DISK_BYTES: Final = 1024 * MIB
 SOCKET_ALONE: Final = "on the socket alone"
+EMPTIED_REMEDY: Final = (
+    "put the models back into the manifest, then `omlxd reload`; if none is meant, `omlxd reload --force`"
+)
 EARLIEST_S: Final = 1_735_689_600  # the year 2025: no clock that is right shows less
 AHEAD_S: Final = 120.0
 WIRED_PERCENT: Final = 95  # of the machine's memory; the rest is the system's
@@ -104,12 +107,21 @@ def judge_limits(limits: MemoryLimits, machine: Machine) -> Finding:
     return warning("limits", limits.warnings[0], remedy)
 
 
-def judge_limits_in_force(in_force: MemoryLimits, asked: MemoryLimits, machine: Machine) -> Finding:
-    """Whether a daemon that runs keeps the limits that it would be started with again."""
+def judge_limits_in_force(
+    in_force: MemoryLimits, asked: MemoryLimits, machine: Machine, *, emptied: bool = False
+) -> Finding:
+    """Whether a daemon that runs keeps the limits that it would be started with again.
+
+    Args:
+        in_force: the daemon's.
+        asked: the manifest's.
+        machine: what the limits follow from.
+        emptied: whether the daemon has models and the manifest none, which a reload refuses.
+    """
     if (in_force.soft_bytes, in_force.hard_bytes) == (asked.soft_bytes, asked.hard_bytes):
         return judge_limits(asked, machine)
     found = f"in force are {_limits_text(in_force)}, and the manifest asks for {_limits_text(asked)}"
-    return warning("limits", found, "`omlxd reload`")
+    return warning("limits", found, EMPTIED_REMEDY if emptied else "`omlxd reload`")
 
 
 def _limits_text(limits: MemoryLimits) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omlxd.core.checkup import (
+    EMPTIED_REMEDY,
     SOCKET_ALONE,
     Finding,
     judge_address,
@@ -78,11 +79,13 @@ class InForce:
         manifest: the file it was started with.
         limits: of its memory.
         api: where it listens, as `host:port`; None for the Unix socket alone.
+        models: how many it has.
     """
 
     manifest: Path
     limits: MemoryLimits
     api: str | None
+    models: int
 
 
 def check_manifest(
@@ -112,10 +115,13 @@ def check_manifest(
         return [finding], DaemonSettings()
     except OmlxError as error:
         return [wrong("manifest", error.message, error.hint or "`omlxd check`")], DaemonSettings()
-    judged = (
-        judge_limits(limits, machine) if in_force is None else judge_limits_in_force(in_force.limits, limits, machine)
-    )
-    found = [well("manifest", manifest.path), _from(judged, origin), *_models(manifest, saved, limits.soft_bytes)]
+    models_gone = in_force.models if in_force is not None and not manifest.models else 0
+    if in_force is None:
+        judged = judge_limits(limits, machine)
+    else:
+        judged = judge_limits_in_force(in_force.limits, limits, machine, emptied=models_gone > 0)
+    models = _models(manifest, saved, limits.soft_bytes, models_gone)
+    found = [well("manifest", manifest.path), _from(judged, origin), *models]
     return [*found, _api(manifest, running, in_force)], manifest.daemon
 
 
@@ -197,7 +203,7 @@ def _api(manifest: Manifest, running: bool, in_force: InForce | None) -> Finding
     return judge_address(asked if in_force is None else in_force.api, asked, key is not None)
 
 
-def _models(manifest: Manifest, saved: SavedState, soft_bytes: int) -> Iterator[Finding]:
+def _models(manifest: Manifest, saved: SavedState, soft_bytes: int, models_gone: int) -> Iterator[Finding]:
     reports = check_models(manifest, soft_bytes)
     pinned_bytes = preloaded_bytes = 0
     for report in reports:
@@ -209,7 +215,9 @@ def _models(manifest: Manifest, saved: SavedState, soft_bytes: int) -> Iterator[
             pinned_bytes += report.weights_bytes or 0
         elif settings.preload:
             preloaded_bytes += report.weights_bytes or 0
-    if not reports:
+    if models_gone:
+        yield warning("model", f"the manifest has none, and the daemon that runs has {models_gone}", EMPTIED_REMEDY)
+    elif not reports:
         yield warning("model", "the manifest has none", "`omlxd find` shows what is here, `omlxd add` adds it")
     elif not any(report.problems for report in reports):
         yield well("model", f"{len(reports)} can be loaded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,22 @@ WRITE_TIMEOUT_S = 300.0
 _MOST_TURNED_AWAY = 8
 _LONGEST_PATH_BYTES = 1024
 _TLS = b"\x16\x03"
+_ABSOLUTE_FORM = re.compile(rb"http://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE)
+_CHUNK_HINT = "begin each chunk with its size in hexadecimal digits, on a line of its own, and end it with CRLF"
+_LINE_HINT = "write a name, a colon without a space before it, and a value"
+_FAULTS = {
+    "Missing mandatory Host": ("the request has no `Host`", "send one, as `Host: localhost`"),
+    "Found multiple Host": ("the request has more than one `Host`", "send one"),
+    "conflicting Content-Length": ("`Content-Length` says more than one size", "send it once, with the body's size"),
+    "bad Content-Length": ("`Content-Length` is not a size", "send the size of the body in bytes, in digits"),
+    "multiple Transfer-Encoding": ("the request has more than one `Transfer-Encoding`", "send one, with `chunked`"),
+    "Only Transfer-Encoding": ("omlxd knows no `Transfer-Encoding` but `chunked`", "send that, or `Content-Length`"),
+    "illegal chunk header": ("a chunk of the body does not begin with its size", _CHUNK_HINT),
+    "malformed chunk footer": ("a chunk of the body does not end where its size says", _CHUNK_HINT),
+    "illegal header line": ("a line of the header is not `Name: value`", _LINE_HINT),
+    "continuation line": ("the first line of the header begins with a space", _LINE_HINT),
+}
+"""What is said, and the next step, by how h11's words begin; they go on with what the client sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +271,7 @@ class _Messages(h11.Connection):
     @property
     def path(self) -> str:
         """What its request line says, as far as it says anything."""
-        target = self._line.partition(b" ")[2].partition(b" ")[0]
+        target = _origin_form(self._line.partition(b" ")[2].partition(b" ")[0])
         return target.partition(b"?")[0].decode("latin-1")
 
     def next_event(self) -> Any:
@@ -267,15 +284,35 @@ class _Messages(h11.Connection):
         except h11.RemoteProtocolError as error:
             if self.problem is None:
                 is_long = in_header and error.error_status_hint == 431
-                self.problem = header_too_large() if is_long else _not_http(self._line)
+                self.problem = header_too_large() if is_long else _not_http(self._line, str(error))
             return h11.NEED_DATA
         if isinstance(event, h11.Request) and not event.http_version.startswith(b"1."):
             self.problem = _not_http(self._line)  # the greeting of HTTP/2 looks like a request
             return h11.NEED_DATA
-        return event
+        return _with_path_alone(event) if isinstance(event, h11.Request) else event
 
 
-def _not_http(line: bytes) -> InvalidRequest:
+def _with_path_alone(request: h11.Request) -> h11.Request:
+    """RFC 9112, section 3.2.2: of `GET http://HOST/PATH` the path, and its authority in the place of `Host`."""
+    absolute = _ABSOLUTE_FORM.fullmatch(request.target)
+    if absolute is None:
+        return request
+    headers = [(b"host", absolute["authority"]), *(each for each in request.headers if each[0] != b"host")]
+    target, version = _origin_form(request.target), request.http_version
+    return h11.Request(method=request.method, target=target, headers=headers, http_version=version)
+
+
+def _origin_form(target: bytes) -> bytes:
+    absolute = _ABSOLUTE_FORM.fullmatch(target)
+    if absolute is None:
+        return target
+    return absolute["rest"] if absolute["rest"].startswith(b"/") else b"/" + absolute["rest"]
+
+
+def _not_http(line: bytes, found: str = "") -> InvalidRequest:
     if line.startswith(_TLS):
         return InvalidRequest("this is TLS; omlxd speaks plain HTTP", hint="begin the address with `http://`")
+    for begins, (message, hint) in _FAULTS.items():
+        if found.startswith(begins):
+            return InvalidRequest(message, hint=hint)
     return InvalidRequest("this is not HTTP that omlxd understands", hint="send HTTP/1.1, as HTTP libraries do")

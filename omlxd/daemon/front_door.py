@@ -120,10 +120,13 @@ class FrontDoor:
         rules = self.rules
         if rules is None:
             raise NotPermitted("this daemon does not listen on TCP")
-        host = _host_of(_header(scope, b"host") or "")
+        asked = _header(scope, b"host")
+        if not asked:
+            raise NotPermitted("the request has no `Host`", hint="send one, as `Host: localhost`")
+        host = _host_of(asked)
         if not rules.is_our_name(host):
             raise NotPermitted(
-                f"the `Host` `{shown(host)}` is not this server's name",
+                f"the `Host` `{shown(host or asked)}` is not this server's name",
                 hint=f"use `{rules.listen.host}` or `localhost` in the address",
             )
         origin = _header(scope, b"origin")

@@ -6,11 +6,12 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from omlxd.core.errors import ManifestInvalid, NotPermitted, OmlxError
-from omlxd.core.wording import Location, dotted, shown
+from omlxd.core.wording import Location, dotted, nearest, shown
 
 MAX_MANIFEST_BYTES: Final = 2**20
 _CORRECT_HINT: Final = "correct the file, then `omlxd check`"
@@ -66,17 +67,48 @@ def read_toml(text: str, path: Path) -> dict[str, Any]:
 
 def _at(text: str, line: int, column: int, what: str) -> str:
     lines = text.replace("\r\n", "\n").split("\n")[:line]
-    lines[-1] = lines[-1][: column - 1]
-    found = _still_open("\n".join(lines))
-    within = f", in the {found[0]} that begins on line {found[1]}" if found is not None and found[1] < line else ""
-    return f"line {line}, column {column}: {what}{within}"
+    here, before = lines[-1], lines[-1][: column - 1]
+    opened = _open_pieces("\n".join([*lines[:-1], before]))
+    place = f"line {line}, column {column}"
+    if not opened:
+        assignment = _ASSIGNMENT.match(here)
+        return f"{place}: {what if assignment is None else _of_key(assignment, before, what)}"
+    outer, inner = opened[0], opened[-1]
+    if column > len(here) and inner.ends_with_its_line:
+        return f"line {inner.line}, column {inner.column}: the {inner.kind} that begins here is not closed"
+    if outer.line < line and outer.kind == "list" and (_HEADER.match(here) or _ASSIGNMENT.match(here)):
+        return f"line {outer.line}: the list that begins here is not closed before line {line}"
+    within = f", in the {outer.kind} that begins on line {outer.line}" if outer.line < line else ""
+    return f"{place}: {_MISSING.get(what, what)}{within}"
+
+
+_MISSING: Final = {"Unclosed array": "a comma or `]` is missing", "Unclosed inline table": "a comma or `}` is missing"}
+_TRUTHS: Final = ("true", "false", "yes", "no", "on", "off")
+
+
+def _of_key(assignment: re.Match[str], before: str, what: str) -> str:
+    """What tomllib says of this key's value, which may be a secret and is not repeated."""
+    key, value = f"`{shown(assignment[1])}`", assignment.string[assignment.end() :].strip()
+    if what.startswith("Expected newline"):
+        return f"something stands behind the value of {key}; text needs quotes"
+    if what != "Invalid value" or before.strip() != assignment[0].strip():
+        return what
+    word = re.split(r"[\s#]", value, maxsplit=1)[0]
+    if not word:
+        return f"{key} has no value"
+    if nearest(word, _TRUTHS) is not None:
+        return f"{key} has no valid value; write `true` or `false`, or text in quotes"
+    return f"{key} has no valid value; text needs quotes"
 
 
 def _at_the_end(text: str, what: str) -> str:
     """What is missing at the end of the file is missing where it was begun."""
-    if (found := _still_open(text)) is not None:
-        return f"line {found[1]}: the {found[0]} that begins here is not closed"
+    if opened := _open_pieces(text):
+        piece = opened[-1] if opened[-1].ends_with_its_line else opened[0]
+        return f"line {piece.line}, column {piece.column}: the {piece.kind} that begins here is not closed"
     last = text.rstrip().count("\n") + 1
+    if what == "Invalid value" and (assignment := _ASSIGNMENT.match(text.rstrip().split("\n")[-1])):
+        what = _of_key(assignment, assignment[0], what)
     return f"line {last}: {what}"
 
 
@@ -96,11 +128,22 @@ _PIECE: Final = re.compile(
 )
 """What can hide a bracket or is one; a text that is not closed shows as its quotes alone."""
 _QUOTES: Final = frozenset(('"', "'", '"""', "'''"))
+_ONE_LINE: Final = frozenset(('"', "'", "{"))
 _KINDS: Final = {"[": "list", "{": "inline table"}
 
 
-def _still_open(text: str) -> tuple[str, int] | None:
-    """The outermost list, table or text that is not closed where this ends, and the line on which it begins."""
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A list, table or text that is not closed, and where it begins."""
+
+    kind: str
+    line: int
+    column: int
+    ends_with_its_line: bool
+
+
+def _open_pieces(text: str) -> list[_Open]:
+    """What is not closed where this ends, the outermost first."""
     opened: list[re.Match[str]] = []
     for piece in _PIECE.finditer(text):
         if piece[0] in ("]", "}"):
@@ -110,12 +153,15 @@ def _still_open(text: str) -> tuple[str, int] | None:
         elif piece[0] in _QUOTES:  # the rest is within it
             opened.append(piece)
             break
-    if not opened:
-        return None
-    begin = opened[0].start()
-    starts_a_line = not text[text.rfind("\n", 0, begin) + 1 : begin].strip()
-    kind = "table heading" if starts_a_line else _KINDS.get(opened[0][0], "text in quotes")
-    return kind, text.count("\n", 0, begin) + 1
+    return [_placed_open(text, piece, is_outer=piece is opened[0]) for piece in opened]
+
+
+def _placed_open(text: str, piece: re.Match[str], *, is_outer: bool) -> _Open:
+    begin = piece.start()
+    starts_at = text.rfind("\n", 0, begin) + 1
+    is_heading = is_outer and piece[0] == "[" and not text[starts_at:begin].strip()
+    kind = "table heading" if is_heading else _KINDS.get(piece[0], "text in quotes")
+    return _Open(kind, text.count("\n", 0, begin) + 1, begin - starts_at + 1, piece[0] in _ONE_LINE)
 
 
 def placed(problems: Iterable[str], path: str | Path) -> list[str]:

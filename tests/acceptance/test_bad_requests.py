@@ -207,6 +207,12 @@ def test_a_bad_body_is_told_what_is_wrong_with_it(daemon: Daemon, door: str, cas
     assert daemon.states["chat"] == before == "loaded"
 
 
+FAULTS = {
+    "no host": "the request has no `Host`",
+    "a length that is none": "`Content-Length` is not a size",
+    "two lengths": "`Content-Length` says more than one size",
+    "a chunk that is none": "a chunk of the body does not begin with its size",
+}
 HEADS: dict[str, tuple[bytes, set[int]]] = {
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n\r\n", {400}),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400}),
@@ -245,6 +251,7 @@ def test_what_is_not_a_request_gets_a_4xx(daemon: Daemon, door: str, case: str) 
     answer = talk(daemon, door, sent)
     assert status_of(answer) in statuses, answer
     assert b'"error"' in answer
+    assert FAULTS.get(case, "").encode() in answer
 
 
 @both_doors

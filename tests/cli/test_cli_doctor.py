@@ -206,6 +206,20 @@ def test_a_daemon_that_has_other_limits_than_its_manifest_asks_for_is_told_apart
     assert ", and the manifest asks for soft 60.0 MiB (max_memory), hard " in found["limits"]["found"]
 
 
+def test_an_emptied_manifest_is_not_sent_to_a_reload_which_refuses_it(
+    omlxd: Omlxd, whole: Path, beside: dict[str, Any]
+) -> None:
+    (whole / "omlxd.toml").write_text("")
+    remedy = "put the models back into the manifest, then `omlxd reload`; if none is meant, `omlxd reload --force`"
+    _, found = examined(omlxd)
+    assert found["limits"]["remedy"] == found["model"]["remedy"] == remedy
+    assert found["model"]["found"] == f"the manifest has none, and the daemon that runs has {len(STATUS.models)}"
+    beside["models"] = []
+    _, found = examined(omlxd)
+    assert found["limits"]["remedy"] == "`omlxd reload`"
+    assert found["model"]["found"] == "the manifest has none"
+
+
 def test_what_the_start_was_told_is_no_difference_to_the_manifest(
     omlxd: Omlxd, whole: Path, beside: dict[str, Any]
 ) -> None:

@@ -95,11 +95,9 @@ async def test_a_request_line_that_is_too_long_is_refused_like_a_header(tmp_path
         b"rubbish\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET /health HTTP/1.1\r\n\r\n",
-        post("/health", "Content-Length: some"),
         b"\x00" * 1_000_000,
     ],
-    ids=["rubbish", "TLS", "HTTP/2", "no host", "no number", "zeroes"],
+    ids=["rubbish", "TLS", "HTTP/2", "zeroes"],
 )
 @pytest.mark.parametrize(("door", "shape", "source"), [("unix", OURS, "the socket"), ("tcp", OPENAI, "TCP")])
 async def test_what_is_not_http_is_an_error_of_the_usual_shape_and_one_event_of_ours(
@@ -120,6 +118,89 @@ async def test_what_is_not_http_is_an_error_of_the_usual_shape_and_one_event_of_
         "code": "invalid_request",
         "message": answer.error["message"],
     }
+
+
+MARKER = "xyzzy"
+NO_HOST, CHUNKED = "GET /health HTTP/1.1\r\nX: y\r\n\r\n", "Transfer-Encoding: chunked"
+FAULTS = {
+    "no host": (NO_HOST.encode(), "the request has no `Host`"),
+    "two hosts": (post("/health", f"Host: {MARKER}"), "more than one `Host`"),
+    "a length in letters": (post("/health", f"Content-Length: {MARKER}"), "`Content-Length` is not a size"),
+    "a length below zero": (post("/health", "Content-Length: -5"), "`Content-Length` is not a size"),
+    "a length of many digits": (post("/health", "Content-Length: " + "9" * 30), "`Content-Length` is not a size"),
+    "two lengths": (post("/health", "Content-Length: 1\r\nContent-Length: 2"), "says more than one size"),
+    "two lengths in one": (post("/health", "Content-Length: 1, 2"), "says more than one size"),
+    "another coding": (post("/health", f"Transfer-Encoding: {MARKER}"), "no `Transfer-Encoding` but `chunked`"),
+    "two codings": (post("/health", f"{CHUNKED}\r\n{CHUNKED}"), "more than one `Transfer-Encoding`"),
+    "a chunk without size": (post("/v1/models", CHUNKED, MARKER.encode() + b"\r\n"), "does not begin with its size"),
+    "a chunk too long": (post("/v1/models", CHUNKED, b"2\r\n{}" + MARKER.encode()), "does not end where its size says"),
+    "no colon": (post("/health", MARKER), "a line of the header is not `Name: value`"),
+    "a space before the colon": (post("/health", f"{MARKER} : x"), "a line of the header is not `Name: value`"),
+    "no colon behind the body": (
+        post("/v1/models", CHUNKED, f"0\r\n{MARKER}\r\n\r\n".encode()),
+        "a line of the header is not `Name: value`",
+    ),
+    "a space at the start": (b"GET /health HTTP/1.1\r\n Host: localhost\r\n\r\n", "begins with a space"),
+}
+
+
+@both_doors
+@pytest.mark.parametrize("case", FAULTS)
+async def test_a_request_with_a_fault_is_told_which_and_what_to_send_instead(
+    tmp_path: Path, door: str, case: str
+) -> None:
+    sent, words = FAULTS[case]
+    async with doors(tmp_path) as made:
+        answer = parsed(await raw(made.door(door), sent))
+        assert answer.status == 400
+        assert words in answer.error["message"]
+        assert answer.error["hint"]
+        assert MARKER.encode() not in answer.body
+        assert await serves(made, door)
+    assert not any(MARKER in str(event.fields) for event in made.events)
+    assert made.events[0].fields["message"] == answer.error["message"]
+
+
+async def test_http_1_0_without_a_host_is_told_on_tcp_that_one_is_needed(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        answer = parsed(await raw(made.tcp, b"GET /health HTTP/1.0\r\n\r\n"))
+        assert (answer.status, answer.error["message"]) == (403, "the request has no `Host`")
+        assert "`Host: localhost`" in answer.error["hint"]
+        assert parsed(await raw(made.unix, b"GET /health HTTP/1.0\r\n\r\n")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://127.0.0.1:8471/health", "localhost", 200),
+        ("HTTP://localhost/v1/models?limit=3", "localhost", 200),
+        ("http://localhost/health", None, 200),
+        ("http://localhost/health", "evil.example", 200),
+        ("http://evil.example/health", "localhost", 403),
+        ("http://localhost@evil.example/health", "localhost", 403),
+        ("http:///health", "localhost", 403),
+        ("http://localhost", "localhost", 404),
+        ("http://localhost?/health", "localhost", 404),
+        ("http://localhost/v1/control/status", "localhost", 404),
+    ],
+)
+async def test_of_an_absolute_target_the_path_is_taken_and_its_authority_is_checked_as_the_host(
+    tmp_path: Path, target: str, host: str | None, status: int
+) -> None:
+    async with doors(tmp_path) as made:
+        lines = ["Connection: close", *([] if host is None else [f"Host: {host}"])]
+        version = "1.0" if host is None else "1.1"
+        sent = f"GET {target} HTTP/{version}\r\n" + "\r\n".join(lines) + "\r\n\r\n"
+        assert parsed(await raw(made.tcp, sent.encode())).status == status
+
+
+async def test_the_body_and_the_key_of_an_absolute_target_are_asked_for_as_of_any(tmp_path: Path) -> None:
+    async with doors(tmp_path, api_key="0123456789") as made:
+        sent = post("http://localhost/v1/models", "Connection: close\r\nContent-Length: 2", b"{}")
+        assert parsed(await raw(made.tcp, sent)).status == 401
+        assert parsed(await raw(made.unix, sent)).body == b'{"bytes":2}'
+        wrong = post("http://localhost/v1/messages", "Content-Length: x")
+        assert set(parsed(await raw(made.unix, wrong)).error) == ANTHROPIC
 
 
 async def test_of_rubbish_without_end_only_the_first_few_are_logged_and_the_others_counted(tmp_path: Path) -> None:

@@ -238,20 +238,35 @@ def test_a_key_opens_other_addresses(key: str) -> None:
     ("text", "problem"),
     [
         ("[daemon]\nmax_memory 8G", "line 2, column 12: Expected '=' after a key in a key/value pair"),
-        ("[daemon]\n\n[models.a", "line 3: the table heading that begins here is not closed"),
-        ("[daemon]\n  policy =\n\n", "line 2, column 11: Invalid value"),
-        ("[daemon]\n  policy =", "line 2: Invalid value"),
-        ("[m.a]\naliases = [\n 'x', # ]\n \"]\",\n\n", "line 2: the list that begins here is not closed"),
-        ("[m.a]\naliases = ['x',\npath = 'a'", "line 3, column 1: Invalid value, in the list that begins on line 2"),
-        ("a = ['x'\n\n[m.b]\n", "line 3, column 1: Unclosed array, in the list that begins on line 1"),
-        ("a = ['x',\r\n[m.b]\r\n", "line 2, column 2: Invalid value, in the list that begins on line 1"),
-        ("a = [\n{ b = 1\n", "line 2, column 8: Unclosed inline table, in the list that begins on line 1"),
-        ('[m.a]\npath = """[\n[m.b]\n', "line 2: the text in quotes that begins here is not closed"),
-        ("[m.a]\npath = ''''x''''\nrepo = '''\"\n", "line 3: the text in quotes that begins here is not closed"),
-        ("[m.a]\npath = \"''\"\nx = [\n", "line 3: the list that begins here is not closed"),
-        ('[m.a]\npath = """\n]\n', "line 2: the text in quotes that begins here is not closed"),
-        ('[m.a]\npath = "a', "line 2: the text in quotes that begins here is not closed"),
-        ('[m.a]\npath = "a\n', "line 2, column 10: Illegal character"),
+        ("[daemon]\n\n[models.a", "line 3, column 1: the table heading that begins here is not closed"),
+        ("[daemon]\n  policy =\n\n", "line 2, column 11: `policy` has no value"),
+        ("[daemon]\n  policy =", "line 2: `policy` has no value"),
+        ("[m.a]\npin = tru", "line 2, column 7: `pin` has no valid value; write `true` or `false`"),
+        ("[m.a]\npin = True # so\n", "line 2, column 7: `pin` has no valid value; write `true` or `false`"),
+        ("[m.a]\npath = ~/models/a\n", "line 2, column 8: `path` has no valid value; text needs quotes"),
+        ("[m.a]\nttl = 10m\n", "line 2, column 9: something stands behind the value of `ttl`; text needs quotes"),
+        ("[m.a]\naliases = [\n 'x', # ]\n \"]\",\n\n", "line 2, column 11: the list that begins here is not closed"),
+        ("[m.a]\naliases = ['x',\npath = 'a'", "line 2: the list that begins here is not closed before line 3"),
+        ("a = ['x'\n\n[m.b]\n", "line 1: the list that begins here is not closed before line 3"),
+        ("a = ['x',\r\n[m.b]\r\n", "line 1: the list that begins here is not closed before line 2"),
+        ("a = ['x',\n[m.\"b\"]\n", "line 1: the list that begins here is not closed before line 2"),
+        ("a = ['x'\n'y']\n", "line 2, column 1: a comma or `]` is missing, in the list that begins on line 1"),
+        ("a = ['x', y]\n", "line 1, column 11: Invalid value"),
+        ("a = ['x',\n y]\n", "line 2, column 2: Invalid value, in the list that begins on line 1"),
+        ("a = [\n{ b = 1\n", "line 2, column 1: the inline table that begins here is not closed"),
+        ("a = { b = 1", "line 1, column 5: the inline table that begins here is not closed"),
+        ("a = { b = 1\n[m.b]\n", "line 1, column 5: the inline table that begins here is not closed"),
+        ("a = { b = 1 c = 2 }\n", "line 1, column 13: a comma or `}` is missing"),
+        ('[m.a]\npath = """[\n[m.b]\n', "line 2, column 8: the text in quotes that begins here is not closed"),
+        ("[m.a]\npath = ''''x''''\nrepo = '''\"\n", "line 3, column 8: the text in quotes that begins here is not"),
+        ("[m.a]\npath = \"''\"\nx = [\n", "line 3, column 5: the list that begins here is not closed"),
+        ('[m.a]\npath = """\n]\n', "line 2, column 8: the text in quotes that begins here is not closed"),
+        ('[m.a]\npath = "a', "line 2, column 8: the text in quotes that begins here is not closed"),
+        ('[m.a]\npath = "a\n', "line 2, column 8: the text in quotes that begins here is not closed"),
+        ("[m.a]\npath = 'a\r\n", "line 2, column 8: the text in quotes that begins here is not closed"),
+        ('[m.a]\naliases = ["a", "b', "line 2, column 17: the text in quotes that begins here is not closed"),
+        ('[m.a]\naliases = ["a", "b\n', "line 2, column 17: the text in quotes that begins here is not closed"),
+        ('[m.a]\npath = "a\x01"\n', "line 2, column 10: Illegal character"),
         ("[a]\n[a]", "line 2, column 3: Cannot declare ('a',) twice"),
         ("a = " + "[" * 100_000, "file: is nested too deeply"),
         ("a = " + "9" * 5000, "file: Exceeds the limit (4300 digits)"),
@@ -260,6 +275,12 @@ def test_a_key_opens_other_addresses(key: str) -> None:
 def test_what_is_not_toml_is_shown_by_line_and_column(text: str, problem: str) -> None:
     (found,) = problems_of(text)
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize("written", ["sesame-0123", "0123-sesame", '"sesame-0123', "{ sesame", "['sesame-0123'"])
+def test_a_key_without_its_quotes_is_not_repeated(written: str) -> None:
+    (found,) = problems_of(f"[api]\napi_key = {written}\n[models.a]\npath = 'x'\n")
+    assert "sesame" not in found
 
 
 def test_a_missing_manifest_points_to_init(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from omlxd.engine.demo_models import ensure_smollm2
 from tests.bench.report import Row, against, alone
 from tests.bench.scratch import CHECKOUT, Scratch
 
-VOCAB, MEGABYTES = 49_152, 20
+VOCAB, MEGABYTES = 49_152, 26
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 

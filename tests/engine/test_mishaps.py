@@ -144,6 +144,22 @@ def test_a_prompt_whose_step_raises_ends_alone_and_gives_its_memory_back(
     assert rest_bytes(driver) - rest < 4096
 
 
+def test_short_prompts_whose_common_step_raises_end_and_give_their_memory_back_and_nobody_else_ends(
+    driver: Driver, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = rest_bytes(driver)
+    raising = failing(kv_caches.read_together, MemoryError(), when=lambda _model, _prompts: True)
+    monkeypatch.setattr(kv_caches, "read_together", raising)
+    driver.start(generation("beside", "m", PROMPTS["x"], 40))
+    begun = driver.until(Generated).text
+    driver.start(generation("a", "m", (5, 6, 7), 40), generation("b", "m", (8, 6, 7, 9), 40))
+    ends = driver.collect({"a", "b", "beside"})
+    assert all(isinstance(ends[name][1], EngineFailed) for name in ("a", "b"))
+    assert (begun + ends["beside"][0], ends["beside"][1]) == (alone["x"], FinishReason.LENGTH)
+    assert steps(driver) == [("m", "prefill")]
+    assert rest_bytes(driver) - rest < 4096
+
+
 def test_a_request_that_gets_lost_on_the_way_into_the_batch_ends_with_an_error_too(
     driver: Driver, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

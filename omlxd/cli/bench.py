@@ -133,14 +133,12 @@ def _checked(
         with _in_its_context(f"a prompt of {tokens} tokens and one more", "`--context {}`", _ONE_MORE):
             verdict = plan(client, name, tokens + _ONE_MORE, 1)
         _must_fit(verdict, f"--context {tokens}")
-    with _in_its_context(
-        f"a prompt of {prompt} and an answer of {generate} tokens", "`--prompt` and `--generate`: {} together"
-    ):
-        plan(client, name, prompt + generate, 1)
-    streams = []
+    both, streams = f"a prompt of {prompt} and an answer of {generate} tokens", []
     for each in wanted or STREAMS:
         try:
-            _must_fit(plan(client, name, prompt + generate, each), f"--concurrency {each}")
+            with _in_its_context(both, "`--prompt` and `--generate`: {} together"):
+                verdict = plan(client, name, prompt + generate, each)
+            _must_fit(verdict, f"--concurrency {each}")
         except (DoesNotFit, InvalidRequest) as error:
             if wanted is not None or each == 1:
                 raise

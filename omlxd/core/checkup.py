@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from omlxd.core.limits import Machine, MemoryLimits, limit_set_by
+from omlxd.core.limits import Machine, MemoryLimits
 from omlxd.core.units import format_bytes
 
 MIB: Final = 2**20
@@ -126,7 +126,7 @@ def judge_limits_in_force(
 
 def _limits_text(limits: MemoryLimits) -> str:
     soft = f"soft {format_bytes(limits.soft_bytes)} ({limits.set_by})" if limits.soft_bytes else "no soft limit"
-    return f"{soft}, hard {format_bytes(limits.hard_bytes)} ({limit_set_by(limits.hard_binding, limits.origin)})"
+    return f"{soft}, hard {format_bytes(limits.hard_bytes)} ({limits.hard_set_by})"
 
 
 def judge_address(listens: str | None, asked: str | None, key: bool) -> Finding:

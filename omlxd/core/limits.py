@@ -89,6 +89,11 @@ class MemoryLimits:
         """What sets the soft limit, as the user knows it."""
         return limit_set_by(self.binding, self.origin)
 
+    @property
+    def hard_set_by(self) -> str:
+        """What sets the hard limit, as the user knows it."""
+        return limit_set_by(self.hard_binding, self.origin)
+
 
 def resolve_limits(
     max_memory: int, hard_limit: int | None, machine: Machine, origin: LimitOrigin = LimitOrigin.MANIFEST

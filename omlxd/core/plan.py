@@ -14,7 +14,7 @@ from typing import Final
 from omlxd.core.admission import chunks
 from omlxd.core.costs import KvCosts
 from omlxd.core.ledger import reserved_tokens
-from omlxd.core.limits import MemoryLimits, limit_set_by
+from omlxd.core.limits import MemoryLimits
 from omlxd.core.units import format_bytes
 from omlxd.core.wording import named
 
@@ -213,7 +213,7 @@ class Planner:
         need = self._need(wishes, stays_bytes)
         short, hard = self._shortage(stays_bytes, need)
         fits = short <= 0
-        binding = (self.limits.hard_binding if hard else self.limits.binding) if self._limited else "none"
+        binding, set_by = self._binding(hard=hard)
         evict = self._evicted(others, stays_bytes, need) if fits else ()
         return Verdict(
             names=names,
@@ -224,13 +224,19 @@ class Planner:
             beside_bytes=stays_bytes,
             limit_bytes=self.limits.hard_bytes if hard else self.limits.soft_bytes,
             binding=binding,
-            set_by=limit_set_by(binding, self.limits.origin),
+            set_by=set_by,
             hard=hard,
             short_bytes=short,
             known=all(wish.costs.certain for wish in wishes),
             waits_for=() if fits else self._waits_for(wishes, staying),
             parks=self.parks,
         )
+
+    def _binding(self, *, hard: bool) -> tuple[str, str]:
+        limits = self.limits
+        if not self._limited:
+            return "none", "none"
+        return (limits.hard_binding, limits.hard_set_by) if hard else (limits.binding, limits.set_by)
 
     def _waits_for(self, wishes: Sequence[Wish], staying: Sequence[Neighbour]) -> tuple[str, ...]:
         """The busy models, if it fits once they are idle."""

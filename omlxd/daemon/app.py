@@ -13,7 +13,7 @@ import omlxd
 from omlxd.core.errors import OmlxError
 from omlxd.core.limits import Machine, resolve_limits
 from omlxd.core.manifest import Manifest, max_memory_bytes
-from omlxd.core.states import DaemonState, LimitOrigin, MemoryView, StatusView, flat
+from omlxd.core.states import DaemonState, LimitOrigin, StatusView, flat
 from omlxd.daemon.bus import EventBus
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.flags import Flags
@@ -90,7 +90,7 @@ class Daemon:
             uptime_s=time.monotonic() - self._started_s,
             backend=monitor.backend(),
             manifest=self.manifest.path,
-            memory=self.memory(),
+            memory=self.monitor.memory(),
             enforcer=monitor.enforcer(),
             models=monitor.models(),
             requests=monitor.requests(),
@@ -98,10 +98,6 @@ class Daemon:
             api=self.api,
             stalled_s=monitor.stalled_s() or None,
         )
-
-    def memory(self) -> MemoryView:
-        """Memory and limits now."""
-        return self.monitor.memory()
 
     def surroundings(self, max_memory: str | None = None) -> Surroundings:
         """What a plan is made in now; with another soft limit where one is given. Raises InvalidRequest."""

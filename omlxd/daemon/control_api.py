@@ -100,7 +100,7 @@ class _ControlApi:
         body = await read_body(request, LimitsBody)
         done = await change_limit(self._daemon, body.max_memory, force=body.force)
         return _answer(
-            memory=flat(self._daemon.memory()),
+            memory=flat(self._daemon.monitor.memory()),
             **done.effects(),
             warnings=list(done.warnings),
             level=self._daemon.enforcer.level.value,

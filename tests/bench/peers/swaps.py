@@ -27,7 +27,7 @@ LIMIT_BYTES: Final = 200_000_000
 SWAPS_A_TURN: Final = 10
 TURN_S: Final = 20.0
 MAX_TOKENS: Final = 4
-PROMPT_TOKENS: Final = 26  # what a question comes to in the chat template of the benches' models
+PROMPT_TOKENS: Final = 25  # of a question in the chat template of the benches' models
 NEEDS: Final = Needs(several=True, limit_bytes=LIMIT_BYTES)
 STAYS: Final = Target(1.15, Judged.WORST)
 NONE: Final = Target(0.0, Judged.WORST)

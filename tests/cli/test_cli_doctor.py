@@ -6,6 +6,7 @@ import fcntl
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,19 @@ def test_a_bad_manifest_and_pins_over_the_limit_are_wrong(omlxd: Omlxd, whole: P
     assert "no_such_key" in found["manifest"]["found"]
 
 
-def test_a_port_that_is_taken_and_a_key_that_is_not_there_are_wrong(omlxd: Omlxd, whole: Path) -> None:
-    text = (whole / "omlxd.toml").read_text()
+@contextmanager
+def at_a_taken_port(home: Path) -> Iterator[str]:
+    """The address that the manifest names now, which somebody else has."""
+    path = home / "omlxd.toml"
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        (whole / "omlxd.toml").write_text(text.replace("127.0.0.1:0", taken))
+        path.write_text(path.read_text().replace("127.0.0.1:0", taken))
+        yield taken
+
+
+def test_a_port_that_is_taken_and_a_key_that_is_not_there_are_wrong(omlxd: Omlxd, whole: Path) -> None:
+    text = (whole / "omlxd.toml").read_text()
+    with at_a_taken_port(whole) as taken:
         status, found = examined(omlxd)
     assert (status, found["api"]["health"]) == (1, "wrong")
     assert taken in found["api"]["found"]
@@ -236,9 +245,7 @@ def test_beside_a_daemon_another_port_of_the_manifest_is_tried_and_the_daemons_o
     omlxd: Omlxd, whole: Path, beside: dict[str, Any]
 ) -> None:
     text = (whole / "omlxd.toml").read_text()
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = f"127.0.0.1:{other.getsockname()[1]}"
-        (whole / "omlxd.toml").write_text(text.replace("127.0.0.1:0", taken))
+    with at_a_taken_port(whole) as taken:
         status, found = examined(omlxd)
         assert (status, found["api"]["health"]) == (1, "wrong")
         assert found["api"]["found"] == (

@@ -56,13 +56,19 @@ def test_several_models_are_judged_by_themselves_and_together(omlxd: Omlxd, mani
     assert not plan["together"]["fits"]
 
 
-def test_with_a_daemon_its_limits_and_its_idle_models_count(omlxd: Omlxd, manifest: Path, fake: FakeDaemon) -> None:
+def _beside_chat(fake: FakeDaemon, manifest: Path, *, running: int) -> dict[str, Any]:
+    """The status of a daemon whose `chat` holds 80 of 120 MiB, with so many requests."""
     status = STATUS.to_json() | {"manifest": str(manifest)}
     status["memory"] |= {"soft_limit": 120 * MIB, "hard_limit": 400 * MIB, "unaccounted": 0}
-    idle = {"state": "loaded", "pinned": False, "running": 0, "waiting": 0, "last_used_s": 60.0}
+    loaded = {"state": "loaded", "pinned": False, "running": running, "waiting": 0, "last_used_s": 60.0}
     chat = next(model for model in status["models"] if model["name"] == "chat")
-    status["models"] = [chat | idle | {"committed_bytes": 80 * MIB}]
+    status["models"] = [chat | loaded | {"committed_bytes": 80 * MIB}]
     fake.routes["GET /v1/control/status"] = as_json(status)
+    return status
+
+
+def test_with_a_daemon_its_limits_and_its_idle_models_count(omlxd: Omlxd, manifest: Path, fake: FakeDaemon) -> None:
+    status = _beside_chat(fake, manifest, running=0)
     assert "; unloads `chat`" in omlxd("plan", "small", "--context", "1024", COLUMNS="80").stdout
     plan = _plan(omlxd, "small", "--context", "1024")
     assert (plan["daemon"], plan["soft_limit"]) == (True, 120 * MIB)
@@ -77,12 +83,7 @@ def test_with_a_daemon_its_limits_and_its_idle_models_count(omlxd: Omlxd, manife
 
 
 def test_a_busy_model_in_the_way_is_said_to_be_waited_for(omlxd: Omlxd, manifest: Path, fake: FakeDaemon) -> None:
-    status = STATUS.to_json() | {"manifest": str(manifest)}
-    status["memory"] |= {"soft_limit": 120 * MIB, "hard_limit": 400 * MIB, "unaccounted": 0}
-    busy = {"state": "loaded", "pinned": False, "running": 1, "waiting": 0, "last_used_s": 0.0}
-    chat = next(model for model in status["models"] if model["name"] == "chat")
-    status["models"] = [chat | busy | {"committed_bytes": 80 * MIB}]
-    fake.routes["GET /v1/control/status"] = as_json(status)
+    _beside_chat(fake, manifest, running=1)
     done = omlxd("plan", "small")
     assert done.returncode == 5
     assert "beside 80.0 MiB of `chat` (busy)" in done.stdout

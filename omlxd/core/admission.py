@@ -180,7 +180,7 @@ def taken(snapshot: Snapshot, limits: Limits, ledger: Ledger) -> int:
     """
     pressure_bytes = max(0, snapshot.reading.pressure_bytes(limits.policy) - snapshot.prefix_bytes)
     if not snapshot.reading.at_rest:
-        pressure_bytes = max(0, pressure_bytes - ledger.transient_bytes)
+        pressure_bytes = max(0, pressure_bytes - ledger.passing_bytes)
     unexplained_bytes = pressure_bytes - sum(entry.held_bytes for entry in snapshot.entries)
     if unexplained_bytes <= UNACCOUNTED_SLACK_BYTES:
         unexplained_bytes = 0

@@ -30,6 +30,10 @@ class KvCosts(Protocol):
         """What a prefill step of `chunk` tokens that ends at `context` holds in passing."""
         ...
 
+    def group_transient_bytes(self, tokens: int) -> int:
+        """What a step holds in passing that reads several prompts of so many tokens in all, with padding."""
+        ...
+
     def decode_transient_bytes(self, rows: int, context: int) -> int:
         """What a decode step holds in passing, the copies of joining, growing and leaving included."""
         ...
@@ -54,6 +58,10 @@ class ShapeCosts:
     def prefill_transient_bytes(self, chunk: int, context: int) -> int:
         """See `KvCosts`."""
         return kv_estimate.prefill_transient_bytes(self.shape, chunk, context, self.backend)
+
+    def group_transient_bytes(self, tokens: int) -> int:
+        """See `KvCosts`."""
+        return kv_estimate.group_transient_bytes(self.shape, tokens, self.backend)
 
     def decode_transient_bytes(self, rows: int, context: int) -> int:
         """See `KvCosts`."""
@@ -87,6 +95,10 @@ class NoCosts:
         return 0
 
     def prefill_transient_bytes(self, chunk: int, context: int) -> int:
+        """Nothing is reserved."""
+        return 0
+
+    def group_transient_bytes(self, tokens: int) -> int:
         """Nothing is reserved."""
         return 0
 

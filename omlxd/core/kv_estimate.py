@@ -64,6 +64,29 @@ def prefill_transient_bytes(shape: ModelShape, chunk: int, context: int, backend
     return max((_layer_transient_bytes(shape, layer, chunk, context, costs) for layer in layers), default=0)
 
 
+def group_transient_bytes(shape: ModelShape, tokens: int, backend: str = "cpu") -> int:
+    """What one step holds in passing that reads several prompts from their beginnings, however many and long they are.
+
+    Args:
+        shape: the model.
+        tokens: of all prompts together, each padded to the longest.
+        backend: `cpu`, `metal` or `cuda`.
+    """
+    if (learned := shape.learned) is not None:
+        return round(tokens * (learned.transient_token_bytes + learned.transient_pair_bytes * tokens / 2))
+    costs, layers = BACKENDS.get(backend, BACKENDS["cpu"]), set(shape.layers[:-1] or shape.layers)
+    largest_bytes = max(
+        (
+            _layer_transient_bytes(shape, layer, tokens // rows, tokens // rows, costs, rows)
+            for layer in layers
+            for rows in GROUPS
+            if rows <= tokens
+        ),
+        default=0,
+    )
+    return largest_bytes * UNEVEN_PERCENT // 100
+
+
 def decode_transient_bytes(shape: ModelShape, rows: int, context: int, backend: str = "cpu") -> int:
     """What one decode step holds at its peak beyond what it leaves behind: logits, scores, and one layer's copy.
 
@@ -101,6 +124,12 @@ class Backend:
         )
 
 
+GROUPS: Final = (2, 8, 32)
+"""Of how many prompts a step is looked at: few long ones hold the most scores, many short ones the most caches."""
+
+UNEVEN_PERCENT: Final = 112
+"""Prompts of different lengths hold up to a tenth more: they are masked row by row, and moved within their caches."""
+
 COPYING_PERCENT: Final = 90
 """Of a layer's activations, what is there at the same time as the whole copy of its cache: decides in small chunks."""
 
@@ -134,7 +163,10 @@ def _held_tokens(layer: Layer, tokens: int, chunk: int) -> int:
     return min(ceil_step(tokens), layer.window_tokens)
 
 
-def _layer_transient_bytes(shape: ModelShape, layer: Layer, chunk: int, context: int, backend: Backend) -> int:
+def _layer_transient_bytes(
+    shape: ModelShape, layer: Layer, chunk: int, context: int, backend: Backend, rows: int = 1
+) -> int:
+    """What a layer holds in a step of `chunk` tokens of each of `rows` prompts."""
     attended = context
     if layer.kind is CacheKind.SLIDING:
         attended = min(context, layer.window_tokens - 1 + chunk)
@@ -144,11 +176,11 @@ def _layer_transient_bytes(shape: ModelShape, layer: Layer, chunk: int, context:
     block = min(chunk, STEP_TOKENS)
     passing = (
         layer.fixed_bytes
-        + chunk * (attended * pair_bytes + token_bytes)
-        + block * (block * layer.square_bytes + layer.block_bytes)
-        + attended * layer.context_bytes
+        + rows * chunk * (attended * pair_bytes + token_bytes)
+        + rows * block * (block * layer.square_bytes + layer.block_bytes)
+        + rows * attended * layer.context_bytes
     )
     if not copied or not layer.copy_bytes:
         return passing
-    held = _held_tokens(layer, context, chunk)
+    held = rows * _held_tokens(layer, context, chunk)
     return max(passing + held * layer.copy_bytes, passing * COPYING_PERCENT // 100 + held * layer.token_bytes)

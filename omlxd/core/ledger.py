@@ -5,11 +5,14 @@ by decode batch: every admitted request is a row of it, prefilling or not, and e
 block to grow into; so a request costs the difference it makes, and joining the batch needs nothing more.
 
 What passes: a step holds memory that it gives back. The engine takes one step at a time, so not the sum of these
-transients is promised but the largest.
+transients is promised but the largest. A step that reads several short prompts at once may hold more than that, out of
+what nobody has been promised: such a grant keeps nobody out, since the plan that brings whoever takes the room brings a
+smaller one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -58,6 +61,7 @@ class Row:
     tokens: int
     prefill_bytes: int = 0
     prefill_transient_bytes: int = 0
+    unread: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class Account:
 
     Attributes:
         longest_tokens, prefill_bytes, prefill_transient_bytes: of all rows: the longest, the sum, the largest.
+        unread: how many rows have a prompt that is not read yet.
+        group_transient_bytes: what a step may hold in passing that reads several of those at once.
         share: what the promises add up to, until they change.
     """
 
@@ -76,12 +82,15 @@ class Account:
     longest_tokens: int = 0
     prefill_bytes: int = 0
     prefill_transient_bytes: int = 0
+    unread: int = 0
+    group_transient_bytes: int = 0
     share: Share | None = None
 
     def put(self, request: str, row: Row) -> None:
         """One more row."""
         self.rows[request] = row
         self.longest_tokens = max(self.longest_tokens, row.tokens)
+        self.unread += row.unread
         self.prefill_bytes += row.prefill_bytes
         self.prefill_transient_bytes = max(self.prefill_transient_bytes, row.prefill_transient_bytes)
 
@@ -89,6 +98,7 @@ class Account:
         """Without this row; None when there is none."""
         row, left = self.rows.pop(request, None), self.rows.values()
         if row is not None:
+            self.unread -= row.unread
             self.prefill_bytes -= row.prefill_bytes
             if row.tokens == self.longest_tokens:
                 self.longest_tokens = max((each.tokens for each in left), default=0)
@@ -162,7 +172,7 @@ class Ledger:
         if account is None or (row := account.rows.get(request)) is None:
             return False
         grown = row.tokens + tokens
-        account.rows[request] = Row(grown, row.prefill_bytes, row.prefill_transient_bytes)
+        account.rows[request] = Row(grown, row.prefill_bytes, row.prefill_transient_bytes, row.unread)
         account.longest_tokens = max(account.longest_tokens, grown)
         return grown + AHEAD_TOKENS > usable_tokens(account.reserved_tokens)
 
@@ -185,6 +195,22 @@ class Ledger:
         if (account := self._changing(model)) is not None:
             account.costs = costs
 
+    # Short prompts that are read together
+
+    def groups(self) -> tuple[str, ...]:
+        """The models that have several prompts to read, and whose steps can be predicted."""
+        return tuple(model for model, each in self._accounts.items() if each.unread > 1 and each.costs.certain)
+
+    def group_transient_bytes(self, model: str, tokens: int) -> int:
+        """What a step holds in passing that reads prompts of the model at once, of so many tokens with padding."""
+        account = self._accounts.get(model)
+        return 0 if account is None else account.costs.group_transient_bytes(tokens)
+
+    def grant_groups(self, tokens: Mapping[str, int]) -> None:
+        """What such steps may read, by model; instead of all that was granted before."""
+        for model, account in self._accounts.items():
+            account.group_transient_bytes = self.group_transient_bytes(model, tokens.get(model, 0))
+
     # What it adds up to
 
     @property
@@ -194,8 +220,14 @@ class Ledger:
 
     @property
     def transient_bytes(self) -> int:
-        """The largest that one step holds in passing: steps are taken one at a time."""
+        """The largest that one step holds in passing, of those that were promised: they are taken one at a time."""
         return max((self._share(account).transient_bytes for account in self._accounts.values()), default=0)
+
+    @property
+    def passing_bytes(self) -> int:
+        """The same with the steps that read several prompts at once, while there are any."""
+        groups = (each.group_transient_bytes for each in self._accounts.values() if each.unread > 1)
+        return max(self.transient_bytes, *groups, 0)
 
     def committed_by_model(self) -> dict[str, int]:
         """What stays, of each model that has been promised anything."""
@@ -314,4 +346,4 @@ def _prefilling(account: Account, tokens: int, chunk_tokens: int) -> Row:
     slack_end = min(tokens + SLACK_TOKENS, account.reserved_tokens)
     held_bytes = costs.kv_bytes(tokens, 1, chunk) + costs.kv_bytes(slack_end, 1) - costs.kv_bytes(tokens, 1)
     row_bytes = costs.kv_bytes(account.reserved_tokens, 1)
-    return Row(tokens, max(0, held_bytes - row_bytes), costs.prefill_transient_bytes(chunk, tokens))
+    return Row(tokens, max(0, held_bytes - row_bytes), costs.prefill_transient_bytes(chunk, tokens), unread=True)

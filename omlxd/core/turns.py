@@ -25,6 +25,8 @@ HOLD_S: Final = 0.5
 """How long answers stand still, and for at most half of the time, while short prompts are read that join them."""
 GROUP_S: Final = 0.3
 """What reading several short prompts at once may take while no answer waits for its end."""
+GATHER_S: Final = 0.03
+"""How long a short prompt waits for others that are on their way, to be read together with them."""
 LOAD_YIELDS_S: Final = 2.0
 """A load ranks behind prompts that need up to so much longer: those who wait for it wait anyway."""
 

@@ -11,8 +11,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from omlxd.core.admission import Admission, AdmissionKind, decide_block
+from omlxd.core.group_budget import group_tokens
 from omlxd.core.memory import Policy
-from omlxd.core.snapshot import Snapshot, WantedBlock
+from omlxd.core.snapshot import Limits, Snapshot, WantedBlock
 from omlxd.core.units import format_bytes
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.eviction import make_way
@@ -48,6 +49,18 @@ class Growth:
         if (granted, transient_bytes) != (wanted.granted_tokens, wanted.transient_bytes):
             wanted.granted_tokens, wanted.transient_bytes = granted, transient_bytes
             pool.link.changed()
+
+    def lend_groups(self, snapshot: Snapshot, prefix_cache_bytes: int) -> dict[str, int]:
+        """By model, the tokens of a step that reads several short prompts at once, as the next plan has it.
+
+        Args:
+            prefix_cache_bytes: what that plan lets prefix caches hold.
+        """
+        ledger = self._pool.ledger
+        limits = self._pool.limits if self._binding else Limits()
+        sizes = group_tokens(snapshot, limits, ledger, prefix_cache_bytes)
+        ledger.grant_groups(sizes)
+        return sizes
 
     def generated(self, model: str, request: str, tokens: int) -> None:
         """A request has become longer."""

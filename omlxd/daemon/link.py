@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from omlxd.core.memory import MemoryReading
+from omlxd.daemon.spare_room import SpareRoom
 from omlxd.engine.events import EngineEvent, OverLimit
 from omlxd.engine.orders import EngineLimits, GenerationOrder, LoadOrder, Plan
 from omlxd.engine.protocol import Engine
@@ -23,6 +26,7 @@ class Wanted:
     granted_tokens: dict[str, int] = field(default_factory=dict)
     cache_drops: int = 0
     transient_bytes: int = 0
+    coming: Counter[str] = field(default_factory=Counter)
 
 
 class EngineLink:
@@ -33,7 +37,7 @@ class EngineLink:
         on_events: called on the loop's thread with each batch of events, in order.
         prefill_chunk_tokens: tokens of one prefill step at most.
         max_batch: requests of one model that decode together.
-        prefix_budget: what prefix caches may hold, asked for each plan: in bytes.
+        spare_room: who may use what nobody has been promised, asked for each plan.
     """
 
     def __init__(
@@ -43,20 +47,21 @@ class EngineLink:
         *,
         prefill_chunk_tokens: int,
         max_batch: int,
-        prefix_budget: Callable[[], int],
+        spare_room: Callable[[], SpareRoom],
     ) -> None:
         self.engine = engine
         self.wanted = Wanted()
         self._on_events = on_events
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.max_batch = max_batch
-        self._prefix_budget = prefix_budget
+        self._spare_room = spare_room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
         self._seen_seq = 0
         self._held_seq: int | None = None
         self._closed = False
         self._fences: set[asyncio.Task[None]] = set()
+        self._told_coming: Mapping[str, int] = {}
 
     @property
     def bound(self) -> bool:
@@ -84,6 +89,18 @@ class EngineLink:
             return
         self._scheduled = True
         self._loop.call_soon(self._apply)
+
+    @contextmanager
+    def coming(self, model: str) -> Iterator[None]:
+        """While a short prompt is being made ready for the engine, which then waits a moment for it."""
+        coming = self.wanted.coming
+        coming[model] += 1
+        try:
+            yield
+        finally:
+            coming[model] -= 1
+            if model in self._told_coming:
+                self.changed()
 
     def drop_cache(self) -> None:
         """Have MLX's buffer cache given back, whatever the limits say."""
@@ -140,7 +157,8 @@ class EngineLink:
         self._scheduled = False
         if self._closed:
             return
-        wanted, seen_seq = self.wanted, self._seen_seq
+        wanted, seen_seq, spare = self.wanted, self._seen_seq, self._spare_room()
+        self._told_coming = {model: count for model, count in wanted.coming.items() if count}
         if self._held_seq is not None:
             seen_seq = min(seen_seq, self._held_seq - 1)
         self.engine.apply(
@@ -154,8 +172,10 @@ class EngineLink:
                 seen_seq=seen_seq,
                 granted_tokens=dict(wanted.granted_tokens),
                 cache_drops=wanted.cache_drops,
-                transient_bytes=wanted.transient_bytes,
-                prefix_cache_bytes=self._prefix_budget(),
+                transient_bytes=max(wanted.transient_bytes, spare.transient_bytes),
+                group_tokens=spare.group_tokens,
+                coming=self._told_coming,
+                prefix_cache_bytes=spare.prefix_cache_bytes,
             )
         )
 

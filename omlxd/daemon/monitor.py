@@ -29,7 +29,7 @@ class MemoryMonitor:
         entries = snapshot.entries
         known_bytes = snapshot.prefix_bytes + sum(entry.held_bytes for entry in entries)
         if not reading.at_rest:
-            known_bytes += pool.ledger.transient_bytes  # what the step in flight may hold in passing
+            known_bytes += pool.ledger.passing_bytes  # what the step in flight may hold in passing
         sampled = pool.engine.sampled()
         return MemoryView(
             used=reading.used_bytes,

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -40,6 +41,7 @@ from omlxd.daemon.request import Generation
 from omlxd.daemon.roster import ModelSource, Roster
 from omlxd.daemon.serving import Serving
 from omlxd.daemon.snapshots import snapshot_of
+from omlxd.daemon.spare_room import spare_room
 from omlxd.daemon.wish import Options, check_prompt, check_wish
 from omlxd.engine.events import OverLimit
 from omlxd.engine.orders import EngineLimits
@@ -126,7 +128,7 @@ class EnginePool:
             self.dispatch.handle,
             prefill_chunk_tokens=prefill_chunk_tokens,
             max_batch=max_batch,
-            prefix_budget=self.prefix.bytes_now,
+            spare_room=partial(spare_room, self),
         )
         self.on_over_limit: Callable[[OverLimit], None] | None = None
         self.on_engine_started: Callable[[], None] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from omlxd.core.prefix_budget import prefix_budget
-from omlxd.daemon.snapshots import holdings_of
+from omlxd.core.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from omlxd.daemon.pool import EnginePool
@@ -28,10 +28,10 @@ class PrefixBudget:
         self._trimmed_to_bytes: int | None = None
         self._trimmed_until_s = 0.0
 
-    def bytes_now(self) -> int:
+    def bytes_now(self, snapshot: Snapshot) -> int:
         """What they may hold by the next plan."""
         pool = self._pool
-        budget_bytes = prefix_budget(holdings_of(pool, pool.engine.read()), pool.limits, pool.ledger, self.wish_bytes)
+        budget_bytes = prefix_budget(snapshot, pool.limits, pool.ledger, self.wish_bytes)
         if self._trimmed_to_bytes is None or pool.clock() >= self._trimmed_until_s:
             self._trimmed_to_bytes = None
             return budget_bytes

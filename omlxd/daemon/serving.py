@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ _NOT_READY = {
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
 AGAIN_S = 1.0  # after which a parked request tries again what was in vain; twice as long each time
 MOST_AGAIN_S = 8.0
+SHORT_CHARACTERS = 4096  # such a prompt may be read together with others, and its tokens are there in milliseconds
 
 
 @dataclass
@@ -181,7 +183,9 @@ class Serving:
         codec = pool.engine.codec(entry.name)
         request.drop_stale_tokens(codec)
         if request.tokens is None and codec is not None:
-            encoded = await tokenize(self._threads, entry.name, request.asked, codec)
+            is_short = request.asked.characters <= SHORT_CHARACTERS
+            with pool.link.coming(entry.name) if is_short else nullcontext():
+                encoded = await tokenize(self._threads, entry.name, request.asked, codec)
             request.tokens, request.codec, generation.shared_tokens = encoded.tokens, codec, encoded.shared_tokens
             generation.prompt, generation.prompt_tokens = request.tokens, len(request.tokens)
             request.wish.check(codec.vocab_size)

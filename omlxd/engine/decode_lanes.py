@@ -13,6 +13,35 @@ from typing import Any
 from omlxd.engine import kv_caches, mlxlm
 from omlxd.engine.sampling import Sampler, ShapingSampler
 
+TRIAL_ROWS = 7
+"""No model has so many key heads: rows that were taken for heads, or the other way round, do not fit each other."""
+
+
+def can_share(model: Any) -> bool:
+    """Whether several requests can run through the model at once: nothing is computed, shapes are put together.
+
+    Not every architecture can. Some caches cannot be merged; and gemma2 in mlx-lm 0.32 cannot apply a mask that differs
+    from row to row, or where there are as many rows as key heads applies it to the wrong ones.
+    """
+    import mlx.core as mx
+
+    plain = [kv_caches.make_cache(model) for _ in range(TRIAL_ROWS)]
+    if not kv_caches.is_mergeable(plain[0]):
+        return False
+    width, padding = TRIAL_ROWS + 1, list(range(TRIAL_ROWS))
+    try:
+        with mx.stream(mlxlm.stream()):
+            cache = kv_caches.merge(plain)
+            for layer in cache:
+                layer.prepare(lengths=[width - pad for pad in padding], right_padding=padding)
+            model(mx.zeros((TRIAL_ROWS, width), mx.uint32), cache=cache)
+            for layer in cache:
+                layer.finalize()
+            logits = model(mx.zeros((TRIAL_ROWS, 1), mx.uint32), cache=cache)
+    except Exception:
+        return False
+    return bool(logits.shape[:2] == (TRIAL_ROWS, 1))
+
 
 class LoneDecode:
     """One request that decodes on its own plain cache: on a GPU nearly twice as fast as a batch of one.

@@ -27,7 +27,7 @@ from omlxd.engine.gauges import Gauges
 from omlxd.engine.glibc import tame_glibc
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.orders import Plan
-from omlxd.engine.pace import LoadTurn, Pace, PromptTurn
+from omlxd.engine.pace import Gathering, LoadTurn, Pace, PromptTurn
 from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.report import Report
 from omlxd.engine.resident import ResidentModel
@@ -48,6 +48,7 @@ class PlanExecutor:
         kv_bytes: KV cache bytes by model, at most 0.1 s old; replaced, never changed.
         prefixes: what ended requests have left for later ones.
         codecs: the tokenizers that are kept, of models that are loaded and others.
+        waits_s: how long the round that took no step waits at most for what the next plan may bring.
     """
 
     def __init__(self, gauges: Gauges, clock: Callable[[], float]) -> None:
@@ -63,6 +64,7 @@ class PlanExecutor:
         self._models: dict[str, ResidentModel] = {}
         self._done_seq: dict[str, int] = {}
         self._pace = Pace()
+        self.waits_s = 0.0
         self._load: SlicedLoad | None = None
         self._last_order = 0
         self._kv_at = 0.0
@@ -100,11 +102,12 @@ class PlanExecutor:
         if load and load.awaits_codec and any(model.prompts or model.decoding for model in self._models.values()):
             load = None  # it is not kept waiting, it waits
         turn = self._pace.next_turn(self._models.values(), load, self._clock(), answers_wait=answers_wait)
+        self.waits_s = turn.left_s if isinstance(turn, Gathering) else 0.0
         if isinstance(turn, PromptTurn):
             self._leave_room()
             self._prefill(turn)
             return True
-        if self._load and turn:
+        if self._load and isinstance(turn, LoadTurn):
             self._load_slice(self._load, turn)
             return True
         return False
@@ -132,7 +135,7 @@ class PlanExecutor:
             gc.collect()
             self._drop_cache()
         for model in self._models.values():
-            model.obey(plan.limits)
+            model.obey(plan)
         self._remove_requests(plan)
         if self._load and (plan.load is None or plan.load.id != self._load.order.id):
             self._end_load(
@@ -272,9 +275,9 @@ class PlanExecutor:
 
     def _admit(self, load: SlicedLoad, loaded: LoadedModel) -> None:
         name, plan = loaded.name, self._plan
-        self._models[name] = ResidentModel(
-            loaded, plan.prefill_chunk_tokens, plan.max_batch, plan.limits, self.prefixes
-        )
+        model = ResidentModel(loaded, plan.prefill_chunk_tokens, plan.max_batch, self.prefixes)
+        model.obey(plan)
+        self._models[name] = model
         self._gauges.unsettle()
         codec, took = loaded.codec, (loaded.load_s, loaded.disk_bytes)
         info = ModelInfo(loaded.weights_bytes, codec.context_length, codec.vocab_size, *took)
@@ -309,6 +312,8 @@ class PlanExecutor:
             if len(requests) == 1:
                 self._prefilled(turn, requests[0], before, began_s, live)
             else:
+                tokens = len(requests) * max(len(request.tokens) for request in requests)
+                self._pace.prefilled(model.name, tokens, self._clock() - began_s)
                 for request in requests:
                     self.report.tell(Prefilled, request.order.request, request.prefilled, len(request.tokens))
             model.tell_first([each for each in requests if each.prefilled == len(each.tokens)], self.report.token)

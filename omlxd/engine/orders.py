@@ -124,6 +124,9 @@ class Plan:
             garbage and gives it back before its next step, also when it is idle.
         transient_bytes: the most that one step may hold in passing; MLX's buffer cache leaves so much of the hard limit
             free before each step. 0 when nothing was promised.
+        group_tokens: by model, how many tokens, padding included, one step may read of several short prompts at once;
+            of a model that is not named each prompt is read alone.
+        coming: by model, how many short prompts are being tokenized: they will be here in moments, if nothing happens.
         prefix_cache_bytes: what the prefix caches of all models may hold together; trimmed to it, least recently used
             first, before the plan's new requests take a step. 0 keeps none.
     """
@@ -138,4 +141,6 @@ class Plan:
     granted_tokens: Mapping[str, int] = field(default_factory=dict)
     cache_drops: int = 0
     transient_bytes: int = 0
+    group_tokens: Mapping[str, int] = field(default_factory=dict)
+    coming: Mapping[str, int] = field(default_factory=dict)
     prefix_cache_bytes: int = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from omlxd.core.prefix_index import worth_copying
 from omlxd.core.step_time import UNKNOWN, StepTime, step_time
 from omlxd.core.turns import (
+    GATHER_S,
     GROUP_S,
     STEP_S,
     UNKNOWN_BYTES_PER_S,
@@ -45,6 +46,13 @@ class PromptTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathering:
+    """No step yet: others come in moments whose prompts can be read together with the next one."""
+
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadTurn:
     """The next step is a slice of the load."""
 
@@ -67,7 +75,7 @@ class Pace:
 
     def next_turn(
         self, models: Iterable[ResidentModel], load: SlicedLoad | None, now_s: float, *, answers_wait: bool
-    ) -> PromptTurn | LoadTurn | None:
+    ) -> PromptTurn | LoadTurn | Gathering | None:
         """Whose turn it is, by `core.turns`; None when nobody waits. While they are decoded, `answers_wait`."""
         prompts = [(model, request) for model in models for request in model.prompts]
         prompts.sort(key=lambda prompt: (prompt[1].order.arrival, prompt[1].came_s))
@@ -81,10 +89,12 @@ class Pace:
         if load and turn.index == len(prompts):
             return LoadTurn(slice_bytes(load.total_bytes, self._bytes_per_s, turn.budget_s))
         model, request = prompts[turn.index]
+        if model.coming and not request.cache and (left_s := request.came_s + GATHER_S - now_s) > 0:
+            return Gathering(left_s)
         granted, time = model.granted_chunk_tokens(request), self._times.get(model.name, UNKNOWN)
         size = chunk_tokens(granted, time, turn.budget_s)
         together_s = STEP_S if answers_wait else min(GROUP_S, self._hold(model).left_s(now_s))
-        together = group_tokens(granted, time, max(turn.budget_s, together_s))
+        together = group_tokens(model.group_tokens, time, max(turn.budget_s, together_s))
         return PromptTurn(model, request, size, together, worth_copying(time.token_s))
 
     def holds(self, model: ResidentModel, now_s: float) -> bool:
@@ -123,7 +133,7 @@ class Pace:
         return time.in_chunks(request.left_tokens, model.granted_chunk_tokens(request))
 
     def _next_read_s(self, model: ResidentModel, prompts: Sequence[Running]) -> float:
-        if not model.shares_batch:
+        if not prompts or not model.shares_batch:
             return math.inf
         return min((self._left_s(model, request) for request in prompts), default=math.inf)
 

@@ -16,7 +16,7 @@ from typing import Any
 from omlxd.core.costs import BLOCK_TOKENS
 from omlxd.engine import decode_lanes, kv_caches, mlxlm, sampling
 from omlxd.engine.loader import LoadedModel
-from omlxd.engine.orders import EngineLimits, GenerationOrder
+from omlxd.engine.orders import EngineLimits, GenerationOrder, Plan
 from omlxd.engine.prefix_cache import PrefixCaches
 from omlxd.engine.running import Running, Take
 
@@ -31,11 +31,13 @@ class ResidentModel:
         loaded: the materialised model.
         prefill_chunk_tokens: tokens of a prefill step.
         max_batch: requests that run at once; more wait here, in order.
-        limits: the limits in force when it was loaded (R5); `obey` changes them.
         prefixes: what earlier requests of all models have left.
 
     Attributes:
         in_step: the requests that run in the step under way, or ran in the last one; an exception is theirs.
+        limits: those in force (R5).
+        group_tokens: what one step may read of several short prompts at once, padding included.
+        coming: short prompts that will be here in moments.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class ResidentModel:
         loaded: LoadedModel,
         prefill_chunk_tokens: int,
         max_batch: int,
-        limits: EngineLimits,
         prefixes: PrefixCaches,
     ) -> None:
         self.name = loaded.name
         self.codec = loaded.codec
         self.weights_bytes = loaded.weights_bytes
-        self.limits = limits
+        self.limits = EngineLimits()
+        self.group_tokens = 0
+        self.coming = 0
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.max_batch = max_batch
         self.in_step: set[str] = set()
@@ -63,9 +66,10 @@ class ResidentModel:
         self._batch: decode_lanes.DecodeBatch | None = None
         self._shares_batch: bool | None = None  # not known before a request comes
 
-    def obey(self, limits: EngineLimits) -> None:
+    def obey(self, plan: Plan) -> None:
         """New limits, before the next step (R5)."""
-        self.limits = limits
+        self.limits = plan.limits
+        self.group_tokens, self.coming = plan.group_tokens.get(self.name, 0), plan.coming.get(self.name, 0)
 
     def add(self, order: GenerationOrder, now_s: float) -> None:
         """Queue a request."""
@@ -94,9 +98,9 @@ class ResidentModel:
 
     @property
     def shares_batch(self) -> bool:
-        """Whether its requests decode together, with the caches that this model has."""
+        """Whether its requests run together; tried once, so only ask when there are several."""
         if self._shares_batch is None:
-            self._shares_batch = kv_caches.is_mergeable(kv_caches.make_cache(self._module))
+            self._shares_batch = decode_lanes.can_share(self._module)
         return self._shares_batch
 
     @property
@@ -211,7 +215,7 @@ class ResidentModel:
 
     def decode_step(self, take: Take) -> None:
         """One token for everybody who decodes; those who can share the batch join it first."""
-        if self._rows or len(self._lone) > 1:
+        if self._rows or (len(self._lone) > 1 and self.shares_batch):
             self._gather_lone(take)
         for request, lane in list(self._lone.values()):
             self.in_step = {request.order.request}
@@ -282,8 +286,7 @@ class ResidentModel:
         group: list[Running] = []
         for request in [first, *sorted(others, key=lambda other: other.left_tokens)]:
             longest = max(other.left_tokens for other in [*group, request])
-            most = min(group_tokens, self.granted_chunk_tokens(request))
-            if request.cache or longest * (len(group) + 1) > most or len(group) >= self._places:
+            if request.cache or longest * (len(group) + 1) > group_tokens or len(group) >= self._places:
                 break
             if self._reusable(request):
                 break
@@ -313,8 +316,7 @@ class ResidentModel:
 
     def _join(self, request: Running, take: Take) -> None:
         """Let a request that was read decode with the others, alone when there are none that it can share with."""
-        lanes = any(kv_caches.is_mergeable(lane.cache) for _, lane in self._lone.values())
-        if not kv_caches.is_mergeable(request.cache) or not (lanes or self._rows):
+        if not (self._lone or self._rows) or not self.shares_batch:
             self._decode_alone(request)
             return
         cache, request.cache = request.cache, []
@@ -333,8 +335,6 @@ class ResidentModel:
         entering: list[_Entering] = []
         try:
             for name, (request, lane) in list(self._lone.items()):
-                if not kv_caches.is_mergeable(lane.cache):
-                    continue
                 self.in_step = {name}
                 del self._lone[name]
                 told = lane.told

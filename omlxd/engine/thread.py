@@ -177,8 +177,9 @@ class EngineThread:
         if self._progress_at is None:
             self._progress_at = self._clock()
             self.sampler.work(True)
-        began_s = self._clock()
+        began_s, waits = self._clock(), True
         for _ in self._executor.steps():
+            waits = False
             self._progress_at = self._clock()
             self._step_times.add(self._progress_at - began_s)
             self._executor.keep_under_hard()
@@ -188,6 +189,8 @@ class EngineThread:
             if self._stand_still_when_over() or self._closing:
                 return
             began_s = self._clock()
+        if waits:
+            self._wait(self._executor.waits_s)
 
     def _follow(self) -> None:
         plan = self._plan
@@ -206,9 +209,13 @@ class EngineThread:
         self._progress_at = None
         self.sampler.work(False)
         self._executor.measure_kv(now=True)
+        self._wait(None)
+
+    def _wait(self, most_s: float | None) -> None:
+        """Until there is news for it, or no longer than that."""
         self._flush()
         with self._wake:
-            self._wake.wait_for(self._called)
+            self._wake.wait_for(self._called, most_s)
 
     def _called(self) -> bool:
         return self._closing or self._plan is not self._seen_plan or bool(self._rest_asked)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from omlxd.core.group_budget import SIZES
 from omlxd.engine.events import EngineEvent, Finished, Generated, LoadDone, LoadEnded, RequestFailed
 from omlxd.engine.orders import GenerationOrder, LoadOrder, Plan, Sampling
 from omlxd.engine.thread import EngineThread
@@ -47,7 +48,7 @@ class _Bare:
             tokens = tuple(codec.encode_chat([{"role": "user", "content": prompt}]))
             name = f"r{self._number}"
             orders[name] = GenerationOrder(name, MODEL, tokens, max_tokens, Sampling(temperature=0.0), ())
-        self._apply(requests=orders)
+        self._apply(requests=orders, group_tokens={MODEL: SIZES[0]})  # as the pool lets it where memory is free
         texts, running = dict.fromkeys(orders, ""), set(orders)
         while running:
             at_s, event = self._next()

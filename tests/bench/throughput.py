@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,7 @@ import psutil
 from tests.bench.report import Judged, Row, Target, against, alone
 from tests.bench.scratch import CHECKOUT, Scratch
 from tests.bench.servers import PEER, Address, cpu_s, mlx_lm_server, our_daemon
-from tests.bench.streaming import Answer, chat
+from tests.bench.streaming import Answer, chats
 
 CLIENTS = (1, 4, 8)
 PROMPT = "Tell me what a computer does with its memory when there is too little of it."
@@ -107,22 +106,21 @@ def _limit(case: _Case, model: Path, rounds: int) -> Row:
 def _take_turns(
     case: _Case, clients: int, rounds: int, ours: _Server, peer: _Server
 ) -> Iterator[tuple[_Round, _Round]]:
-    with ThreadPoolExecutor(clients) as pool:
-        for number in range(rounds + 1):
-            # another prompt each time, or the peer would answer from its prompt cache
-            prompts = [f"{number}.{clients}.{client}: {PROMPT}" for client in range(clients)]
-            if number % 2:
-                mine, theirs = _ask(ours, prompts, case, pool), _ask(peer, prompts, case, pool)
-            else:
-                theirs, mine = _ask(peer, prompts, case, pool), _ask(ours, prompts, case, pool)
-            if number:  # the first round warms up
-                yield mine, theirs
+    for number in range(rounds + 1):
+        # another prompt each time, or the peer would answer from its prompt cache
+        prompts = [f"{number}.{clients}.{client}: {PROMPT}" for client in range(clients)]
+        if number % 2:
+            mine, theirs = _ask(ours, prompts, case), _ask(peer, prompts, case)
+        else:
+            theirs, mine = _ask(peer, prompts, case), _ask(ours, prompts, case)
+        if number:  # the first round warms up
+            yield mine, theirs
 
 
-def _ask(server: _Server, prompts: Sequence[str], case: _Case, pool: ThreadPoolExecutor) -> _Round:
+def _ask(server: _Server, prompts: Sequence[str], case: _Case) -> _Round:
     before_s = cpu_s(server.process)
-    asked = [pool.submit(chat, server.address, server.model, prompt, case.max_tokens) for prompt in prompts]
-    return _Round([each.result() for each in asked], cpu_s(server.process) - before_s)
+    answers = chats(server.address, server.model, prompts, case.max_tokens)
+    return _Round(answers, cpu_s(server.process) - before_s)
 
 
 def _rows(what: str, ours: Sequence[_Round], peer: Sequence[_Round]) -> Iterator[Row]:

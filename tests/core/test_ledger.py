@@ -189,6 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for account in afresh._accounts.values():
             rows = list(account.rows.values())
             assert account.longest_tokens == max((row.tokens for row in rows), default=0)
+            assert account.unread == sum(row.unread for row in rows)
             account.prefill_bytes = sum(row.prefill_bytes for row in rows)
             account.prefill_transient_bytes = max((row.prefill_transient_bytes for row in rows), default=0)
             account.share = None

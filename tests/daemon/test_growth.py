@@ -53,6 +53,29 @@ async def test_without_the_guard_nothing_is_promised_that_the_engine_would_have_
 
 
 @on_virtual_time
+async def test_short_prompts_that_wait_together_may_share_a_step_until_somebody_takes_the_room() -> None:
+    scene = scene_of({"a": 100, "b": 700}, chunk_token_bytes=MIB // 2, answer_tokens=10)
+    async with scene.pool as pool:
+        scene.enforcer(900, hard_mib=1000).start()
+        await pool.load("a")
+        await start(pool, "a", 100).text()
+        assert all(not plan.group_tokens for plan in scene.engine.plans), "one prompt has nobody to share with"
+        requests = [start(pool, "a", 100) for _ in range(4)]
+        await turns(20)
+        beside_nobody = scene.engine.plans[-1]
+        assert beside_nobody.group_tokens == {"a": 1024}
+        assert beside_nobody.transient_bytes == 512 * MIB
+        load = asyncio.create_task(pool.load("b"))
+        await until(lambda: scene.engine.plans[-1].load is not None)
+        assert scene.engine.plans[-1].group_tokens.get("a", 0) <= 256, "the plan that brings the load takes it back"
+        for request in requests:
+            await request.text()
+        await load
+        await turns(20)
+        assert scene.engine.plans[-1].group_tokens == {}
+
+
+@on_virtual_time
 async def test_an_idle_model_goes_for_the_next_block_when_it_is_really_needed() -> None:
     scene = scene_of({"a": 100, "idle": 100}, answer_tokens=1000)
     async with scene.pool as pool:

@@ -153,3 +153,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
         partial_rotary_factor=0.25,
     ),
 }
+
+CANNOT_SHARE = {"gemma2"}
+"""mlx-lm cannot run several requests through them at once."""
+
+
+def build(config: dict[str, Any], dtype: str) -> Any:
+    """A model with random weights; on the MLX thread."""
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from omlxd.engine import mlxlm
+
+    mlxlm.import_libraries()
+    from mlx_lm.utils import _get_classes
+
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    model.set_dtype(getattr(mx, dtype))
+    if "quantization" in config:
+        nn.quantize(model, 64, 4, class_predicate=_divides)
+    mx.eval(mlxlm.every_array(model))
+    return model
+
+
+def _divides(_: str, module: Any) -> bool:
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 
 from omlxd.core.estimate import weights_bytes
-from omlxd.core.kv_estimate import decode_transient_bytes, kv_bytes, prefill_transient_bytes
+from omlxd.core.kv_estimate import decode_transient_bytes, group_transient_bytes, kv_bytes, prefill_transient_bytes
 from omlxd.core.model_shape import ModelShape, shape_of
 from omlxd.daemon.safetensors_header import read_header
 from omlxd.engine.orders import Sampling
 from omlxd.engine.sampling import make_sampler
 from tests.engine.driver import on_mlx_thread
-from tests.engine.estimate_families import FAMILIES
+from tests.engine.estimate_families import CANNOT_SHARE, FAMILIES, build
 
 pytestmark = pytest.mark.mlx
 
 CHUNKS = ((188, 700), (256, 256))
 """Tokens of a chunk, and of the context that it ends at."""
+
+GROUPS = ((512, 480), (128,) * 8, (120, 128) * 4, (32,) * 32)
+"""Lengths of prompts that are read at once: 1,024 tokens with padding."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 HALF = {"llama": "bfloat16", "gemma2": "float16", "lfm2": "bfloat16", "mamba2": "bfloat16"}
@@ -80,16 +83,26 @@ def test_kv_of_a_long_context_is_predicted(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
 def test_a_batch_of_four_is_predicted(family: str) -> None:
-    kept, _ = on_mlx_thread(lambda: _batch_of_four(_build(FAMILIES[family], "float32"), steps=1))
+    kept, _ = on_mlx_thread(lambda: _batch_of_four(build(FAMILIES[family], "float32"), steps=1))
     predicted = kv_bytes(shape_of(FAMILIES[family], element_bytes=4), 513, rows=4)
     _print_row(family, "4 rows at 513", ("kept", predicted, kept))
     assert predicted == pytest.approx(kept, rel=0.02)
 
 
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in CANNOT_SHARE])
+def test_what_a_step_holds_that_reads_several_prompts_is_within_its_prediction(family: str) -> None:
+    found = on_mlx_thread(lambda: _read_at_once(build(FAMILIES[family], "float32")))
+    predicted = group_transient_bytes(shape_of(FAMILIES[family], element_bytes=4), 1024)
+    for lengths, held in zip(GROUPS, found, strict=True):
+        _print_row(family, f"{len(lengths)} prompts of {max(lengths)}", ("transient", predicted, held))
+    assert min(found) > 1_000_000
+    assert predicted >= max(found) * 0.95
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_batch_that_grows_by_an_allocation_step_stays_within_its_prediction(family: str) -> None:
-    _, growing = on_mlx_thread(lambda: _batch_of_four(_build(FAMILIES[family], "float32"), steps=260))
+    _, growing = on_mlx_thread(lambda: _batch_of_four(build(FAMILIES[family], "float32"), steps=260))
     predicted = decode_transient_bytes(shape_of(FAMILIES[family], element_bytes=4), 4, 768)
     _print_row(family, "4 rows past 768", ("growing", predicted, growing))
     assert growing > 1_000_000
@@ -109,7 +122,7 @@ def test_weights_are_predicted_from_the_headers(family: str, quantised: bool, tm
 
         mlxlm.release_memory()
         before = mx.get_active_memory()
-        model = _build(config, "float32")
+        model = build(config, "float32")
         mlxlm.release_memory()
         mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
         return int(mx.get_active_memory() - before)
@@ -154,6 +167,27 @@ def _batch_of_four(model: Any, steps: int) -> tuple[int, int]:
     return kept, growing
 
 
+def _read_at_once(model: Any) -> list[int]:
+    """The most that reading prompts together holds beyond the caches that it leaves, for each of `GROUPS`."""
+    return [_read_group(model, lengths) for lengths in GROUPS]
+
+
+def _read_group(model: Any, lengths: tuple[int, ...]) -> int:
+    import mlx.core as mx
+
+    from omlxd.engine import decode_lanes, mlxlm
+
+    batch, sampler = decode_lanes.DecodeBatch(model), make_sampler(Sampling())
+    prompts = [[position * 7919 % 256 for position in range(length)] for length in lengths]
+    mlxlm.release_memory()
+    mx.reset_peak_memory()
+    batch.read(prompts, [sampler] * len(prompts))
+    mlxlm.synchronize()
+    found = mx.get_peak_memory() - mx.get_active_memory()
+    batch.close()
+    return int(found)
+
+
 def _check(family: str, shape: ModelShape, found: list[Measured]) -> None:
     assert shape.known
     for each in found:
@@ -179,7 +213,7 @@ def _print_row(family: str, what: str, *figures: tuple[str, int, int]) -> None:
 
 def _measured(config: dict[str, Any], dtype: str, chunks: tuple[tuple[int, int], ...]) -> list[Measured]:
     def work() -> list[Measured]:
-        model, shape = _build(config, dtype), shape_of(config, element_bytes=DTYPE_BYTES[dtype])
+        model, shape = build(config, dtype), shape_of(config, element_bytes=DTYPE_BYTES[dtype])
         return [_worst(model, shape, chunk, context) for chunk, context in chunks]
 
     return list(on_mlx_thread(work))
@@ -214,25 +248,3 @@ def _run(model: Any, chunk: int, context: int) -> Measured:
     mlxlm.prefill_chunk(model, cache, tokens[context - chunk :])
     mlxlm.synchronize()
     return Measured(chunk, context, mx.get_active_memory() - weights, mx.get_peak_memory() - weights)
-
-
-def _build(config: dict[str, Any], dtype: str) -> Any:
-    import mlx.core as mx
-    import mlx.nn as nn
-
-    from omlxd.engine import mlxlm
-
-    mlxlm.import_libraries()
-    from mlx_lm.utils import _get_classes
-
-    model_class, arguments = _get_classes(config)
-    model = model_class(arguments.from_dict(config))
-    model.set_dtype(getattr(mx, dtype))
-    if "quantization" in config:
-        nn.quantize(model, 64, 4, class_predicate=_divides)
-    mx.eval(mlxlm.every_array(model))
-    return model
-
-
-def _divides(_: str, module: Any) -> bool:
-    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.mlx
 
 STEPS_BEFORE = 2
 """The step that runs when a request comes, and one when its plan was not seen before that step began."""
-
-
-@pytest.fixture
-def driver() -> Iterator[Driver]:
-    driver = Driver()
-    yield driver
-    assert driver.engine.close()
 
 
 def between(driver: Driver, since: int, of: Callable[[EngineEvent], bool]) -> int:
@@ -145,13 +138,36 @@ def test_short_prompts_that_come_together_hear_their_first_tokens_one_by_one_and
     assert kinds == sorted(kinds, key=[Prefilled, Generated].index), "what is answered is not read any more"
 
 
-@pytest.mark.parametrize("tokens", [300, 10], ids=["one by one", "at once"])
+@pytest.mark.parametrize("group_tokens", [0, 256], ids=["one by one", "at once"])
 def test_answers_of_one_token_end_while_the_others_are_still_read(
-    tokens: int, driver: Driver, tiny_model: Callable[..., Path]
+    group_tokens: int, driver: Driver, tiny_model: Callable[..., Path]
 ) -> None:
     driver.load("m", tiny_model())
+    driver.apply(group_tokens={"m": group_tokens})
     base = driver.engine.kv_bytes()
-    orders = [generation(f"r{number}", "m", prompt(tokens, number), 1) for number in range(4)]
+    orders = [generation(f"r{number}", "m", prompt(10, number), 1) for number in range(4)]
     ended = driver.run(*orders)
     assert {end for _, end in ended.values()} == {FinishReason.LENGTH}
     assert sum(driver.engine.kv_bytes().values()) == sum(base.values())
+
+
+def test_a_short_prompt_waits_a_moment_for_others_that_are_on_their_way(
+    driver_of: Callable[..., Driver], tiny_model: Callable[..., Path]
+) -> None:
+    driver = driver_of(clock=lambda: 0.0)  # the moment never ends
+    driver.load("m", tiny_model())
+    driver.apply(group_tokens={"m": 256}, coming={"m": 1})
+    driver.start(generation("first", "m", prompt(20, 1), 4))
+    driver.engine.rest().result()  # it has seen that plan, and has nothing to do
+    assert not [event for event in driver.seen if isinstance(event, Prefilled)]
+    driver.apply(coming={})
+    driver.start(generation("second", "m", prompt(20, 2), 4))
+    driver.collect({"first", "second"})
+    read = [(event.request, event.kv_bytes) for event in driver.seen if isinstance(event, Prefilled)]
+    assert read == [("first", 0), ("second", 0)], "both in one step, of which nobody's own cache is known"
+
+
+def test_it_does_not_wait_for_what_never_comes(driver: Driver, tiny_model: Callable[..., Path]) -> None:
+    driver.load("m", tiny_model())
+    driver.apply(group_tokens={"m": 256}, coming={"m": 1})
+    assert driver.run(generation("only", "m", prompt(20, 1), 4))["only"][1] is FinishReason.LENGTH

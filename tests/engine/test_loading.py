@@ -6,7 +6,7 @@ import json
 import shutil
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,6 @@ pytestmark = pytest.mark.mlx
 
 NOTHING = 4096
 """Bytes of scalars that MLX keeps for good after the first models ran."""
-
-
-@pytest.fixture
-def driver() -> Iterator[Driver]:
-    driver = Driver()
-    yield driver
-    assert driver.engine.close()
 
 
 @pytest.fixture

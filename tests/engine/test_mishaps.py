@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,6 @@ from tests.engine.driver import Driver, generation
 pytestmark = pytest.mark.mlx
 
 PROMPTS = {"x": (5, 6), "y": (7, 8, 9), "z": tuple(range(1, 60))}
-
-
-@pytest.fixture
-def driver() -> Iterator[Driver]:
-    made = Driver()
-    yield made
-    assert made.engine.close()
 
 
 @pytest.fixture
@@ -150,6 +143,7 @@ def test_short_prompts_whose_common_step_raises_end_and_give_their_memory_back_a
     rest = rest_bytes(driver)
     raising = failing(kv_caches.read_together, MemoryError(), when=lambda _model, _prompts: True)
     monkeypatch.setattr(kv_caches, "read_together", raising)
+    driver.apply(group_tokens={"m": 256})
     driver.start(generation("beside", "m", PROMPTS["x"], 40))
     begun = driver.until(Generated).text
     driver.start(generation("a", "m", (5, 6, 7), 40), generation("b", "m", (8, 6, 7, 9), 40))

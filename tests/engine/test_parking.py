@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +16,6 @@ from tests.engine.driver import Driver, generation, reference
 from tests.engine.test_generation import KINDS, prompt, same_until_a_tie
 
 pytestmark = pytest.mark.mlx
-
-
-@pytest.fixture
-def driver() -> Iterator[Driver]:
-    driver = Driver()
-    yield driver
-    assert driver.engine.close()
 
 
 class Stays:

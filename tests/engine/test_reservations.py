@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +21,6 @@ pytestmark = pytest.mark.mlx
 MIB = 2**20
 STEP_BYTES = 64 * 1024  # the token in flight: logits of a tiny vocabulary
 KINDS = {"llama": 1_000_000, "gemma3_text": 6_000_000}
-
-
-@pytest.fixture
-def driver() -> Iterator[Driver]:
-    driver = Driver()
-    yield driver
-    assert driver.engine.close()
 
 
 def costs_of(folder: Path) -> ShapeCosts:

@@ -20,5 +20,8 @@ class FakeCosts:
     def prefill_transient_bytes(self, chunk: int, context: int) -> int:
         return chunk * self.chunk_token_bytes
 
+    def group_transient_bytes(self, tokens: int) -> int:
+        return tokens * self.chunk_token_bytes
+
     def decode_transient_bytes(self, rows: int, context: int) -> int:
         return rows * self.decode_bytes

@@ -1,7 +1,7 @@
 """The states of entries, requests and the daemon, and the frozen views that `status` shows of them.
 
-A view's `to_json` is the wire form of DESIGN's `status --json`: integer bytes, seconds as floats,
-null where a figure does not apply. `SCHEMA` grows when a field changes its meaning or goes away.
+On the wire a view is an object of its fields: integer bytes, seconds as floats, null where a figure does not apply.
+`SCHEMA` grows when a field changes its meaning or goes away.
 """
 
 from __future__ import annotations
@@ -188,11 +188,8 @@ class StatusView:
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:
-        """The wire form: plain dicts, lists, numbers, strings and None."""
-        body = flat(self)
-        body |= {"memory": flat(self.memory), "enforcer": flat(self.enforcer)}
-        body |= {"models": [flat(view) for view in self.models], "requests": [flat(view) for view in self.requests]}
-        return {"schema": body.pop("schema"), **body}
+        """What it has, in the order in which it is told; the views in it become objects of their fields."""
+        return {"schema": self.schema, **flat(self)}
 
 
 def flat(view: StatusView | MemoryView | EnforcerView | ModelView | RequestView) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from omlxd.core.states import SCHEMA, flat
 from omlxd.daemon import event_stream, pinning
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.bodies import LimitsBody, LoadBody, NoBody, PinBody, ReloadBody, StopBody, UnloadBody, read_body
-from omlxd.daemon.http_errors import CONTROL_PREFIX, JsonResponse, NoSuchRequest
+from omlxd.daemon.http_errors import CONTROL_PREFIX, JsonResponse, NoSuchRequest, ViewsResponse
 from omlxd.daemon.limit_change import change_limit
 from omlxd.daemon.load_ticket import LoadStatus
 from omlxd.daemon.planning import make_plan, plan_json
@@ -56,10 +56,10 @@ class _ControlApi:
         self._daemon = daemon
 
     async def status(self, request: Request) -> Response:
-        return JsonResponse(self._daemon.status().to_json())
+        return ViewsResponse(self._daemon.status().to_json())
 
     async def models(self, request: Request) -> Response:
-        return _answer(models=[flat(view) for view in self._daemon.monitor.models()])
+        return ViewsResponse({"schema": SCHEMA, "models": self._daemon.monitor.models()})
 
     async def load(self, request: Request) -> Response:
         body = await read_body(request, LoadBody)
@@ -107,7 +107,7 @@ class _ControlApi:
         )
 
     async def requests(self, request: Request) -> Response:
-        return _answer(requests=[flat(view) for view in self._daemon.monitor.requests()])
+        return ViewsResponse({"schema": SCHEMA, "requests": self._daemon.monitor.requests()})
 
     async def abort(self, request: Request) -> Response:
         request_id, pool = request.path_params["id"], self._daemon.pool

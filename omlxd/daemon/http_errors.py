@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,6 +83,14 @@ class JsonResponse(Response):
     def render(self, content: Any) -> bytes:
         """The body's bytes."""
         return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+class ViewsResponse(JsonResponse):
+    """JSON of views as they are, of which there may be thousands; dicts and lists may hold them."""
+
+    def render(self, content: Any) -> bytes:
+        """The body's bytes."""
+        return orjson.dumps(content)
 
 
 def error_response(error: OmlxError, path: str, *, over_tcp: bool) -> JsonResponse:

@@ -93,8 +93,9 @@ class MemoryMonitor:
         return _Figures(self._pool.clock(), engine.kv_bytes(), engine.prefix_bytes(), promised_bytes)
 
     def _view(self, entry: EnginePoolEntry, figures: _Figures) -> ModelView:
-        name, now_s, used_s, parked = entry.name, figures.now_s, entry.last_used, len(entry.parked)
-        last = entry.last_load
+        name, now_s, used_s, last = entry.name, figures.now_s, entry.last_used, entry.last_load
+        asked, running = bool(entry.requests), entry.running  # of a thousand models most are not
+        parked = len(entry.parked) if asked else 0
         return ModelView(
             name=name,
             state=entry.state,
@@ -106,15 +107,15 @@ class MemoryMonitor:
             kv_bytes=figures.kv_bytes.get(name, 0),
             prefix_cache_bytes=figures.prefix_bytes.get(name, 0),
             committed_bytes=figures.committed_bytes(entry),
-            running=entry.running,
-            waiting=len(entry.requests) - entry.running - parked,
+            running=running,
+            waiting=len(entry.requests) - running - parked,
             parked=parked,
-            tokens_per_s=_sum_or_none(entry),
+            tokens_per_s=_sum_or_none(entry) if asked else None,
             last_used_s=None if used_s is None else max(0.0, now_s - used_s),
-            ttl_left_s=ttl_left_s(entry, now_s),
+            ttl_left_s=ttl_left_s(entry, now_s) if entry.loaded else None,
             load_progress=entry.load_progress,
             load_left_s=entry.ticket.left_s if entry.ticket is not None else None,
-            waits_for=load_waits(self._pool, entry),
+            waits_for=load_waits(self._pool, entry) if entry.ticket is not None else None,
             context_length=entry.context_length,
             error=None if entry.error is None or entry.state is EntryState.LOADED else entry.error.message,
             load_s=last.load_s if last is not None else None,

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import orjson
+
 from omlxd.core.errors import InvalidRequest, OmlxError, UnknownModel
 from omlxd.core.states import (
     DaemonState,
@@ -119,6 +121,11 @@ Answer = tuple[int, str, Iterator[bytes]]
 Route = Callable[[dict[str, Any]], Answer]
 
 
+def status_json() -> dict[str, Any]:
+    """That status as the daemon writes it."""
+    return dict(json.loads(orjson.dumps(STATUS.to_json())))
+
+
 def as_json(body: Any, status: int = 200) -> Route:
     """A route that answers this JSON."""
     return lambda _: (status, "application/json", iter([json.dumps(body).encode()]))
@@ -164,7 +171,7 @@ class FakeDaemon:
     def __init__(self, socket_path: Path) -> None:
         self.seen: list[tuple[str, str, Any]] = []
         self.routes: dict[str, Route] = {
-            "GET /v1/control/status": as_json(STATUS.to_json()),
+            "GET /v1/control/status": as_json(status_json()),
             "GET /v1/control/models": as_json({"schema": 1, "models": [model_json(m) for m in STATUS.models]}),
             "GET /v1/control/requests": as_json({"schema": 1, "requests": [asdict(REQUEST)]}),
             "DELETE /v1/control/requests/r7": as_json({"schema": 1, "id": "r7", "aborted": True}),

@@ -12,7 +12,18 @@ import pytest
 
 from omlxd.core.errors import DaemonNotRunning, DoesNotFit
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import CHAT, MEMORY, MIB, SMALL, STATUS, FakeDaemon, as_error, as_json, as_lines, model_json
+from tests.cli.fake_daemon import (
+    CHAT,
+    MEMORY,
+    MIB,
+    SMALL,
+    FakeDaemon,
+    as_error,
+    as_json,
+    as_lines,
+    model_json,
+    status_json,
+)
 from tests.fakes.daemon import model_folder
 
 Golden = Callable[[str, str], None]
@@ -39,14 +50,14 @@ def test_ps_is_status(omlxd: Omlxd, fake: FakeDaemon) -> None:
 
 
 def test_status_says_why_memory_stays_over_the_limit(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    body = STATUS.to_json()
+    body = status_json()
     body["enforcer"] |= {"level": "exhausted", "reason": "all 2 loaded models are pinned"}
     fake.routes["GET /v1/control/status"] = as_json(body)
     assert "all 2 loaded models are pinned" in omlxd("status").stdout
 
 
 def test_status_draws_what_the_policy_compares_and_names_the_rest_apart(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    body = STATUS.to_json()
+    body = status_json()
     body["memory"] |= {"active": 100 * MIB, "used": 309 * MIB, "soft_limit": 200 * MIB}
     fake.routes["GET /v1/control/status"] = as_json(body)
     line = next(line for line in omlxd("status", COLUMNS="140").stdout.splitlines() if line.startswith("memory"))
@@ -55,7 +66,7 @@ def test_status_draws_what_the_policy_compares_and_names_the_rest_apart(omlxd: O
 
 
 def test_status_tells_what_belongs_to_nobody_where_it_is_worth_telling(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    body = STATUS.to_json()
+    body = status_json()
     for unaccounted, soft, told in (
         (15, 4000, False),
         (16, 4000, True),
@@ -71,7 +82,7 @@ def test_status_tells_what_belongs_to_nobody_where_it_is_worth_telling(omlxd: Om
 
 
 def test_status_says_what_loads_and_requests_wait_for(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    body = STATUS.to_json()
+    body = status_json()
     body["models"][1]["waits_for"] = "waiting for `chat` to finish, 1.20 GiB short"
     body["requests"][0].update(state="waiting", waits_for="waiting for `small` to be loaded")
     fake.routes["GET /v1/control/status"] = as_json(body)
@@ -82,7 +93,7 @@ def test_status_says_what_loads_and_requests_wait_for(omlxd: Omlxd, fake: FakeDa
 
 def test_status_names_each_model_s_prefix_cache_where_there_is_one(omlxd: Omlxd, fake: FakeDaemon) -> None:
     assert "prefix caches:" not in omlxd("status").stdout
-    body = STATUS.to_json()
+    body = status_json()
     body["models"][0]["prefix_cache_bytes"] = 32 * MIB
     body["models"][1]["prefix_cache_bytes"] = 2 * MIB
     fake.routes["GET /v1/control/status"] = as_json(body)
@@ -90,7 +101,7 @@ def test_status_names_each_model_s_prefix_cache_where_there_is_one(omlxd: Omlxd,
 
 
 def test_status_tells_what_prefix_caches_hold_where_they_hold_something(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    body = STATUS.to_json()
+    body = status_json()
     for held_bytes, told in ((0, False), (32 * MIB, True)):
         body["memory"] |= {"prefix_cache": held_bytes}
         fake.routes["GET /v1/control/status"] = as_json(body)
@@ -99,7 +110,7 @@ def test_status_tells_what_prefix_caches_hold_where_they_hold_something(omlxd: O
 
 
 def test_status_of_a_daemon_without_limit_or_models(omlxd: Omlxd, fake: FakeDaemon, golden: Golden) -> None:
-    body = STATUS.to_json() | {"models": [], "requests": [], "recent_decisions": [], "backend": None, "api": None}
+    body = status_json() | {"models": [], "requests": [], "recent_decisions": [], "backend": None, "api": None}
     body["memory"] |= {"soft_limit": 0, "hard_limit": 0}
     fake.routes["GET /v1/control/status"] = as_json(body)
     golden("status-empty", omlxd("status").stdout)
@@ -268,7 +279,7 @@ def test_limit_without_a_size_shows_the_limits(omlxd: Omlxd, fake: FakeDaemon) -
 def test_a_limit_is_shown_with_who_said_it(
     omlxd: Omlxd, fake: FakeDaemon, origin: str | None, binding: str, shown: str
 ) -> None:
-    status: dict[str, Any] = STATUS.to_json()
+    status: dict[str, Any] = status_json()
     status["memory"]["binding"], status["memory"]["limit_origin"] = binding, origin
     fake.routes["GET /v1/control/status"] = as_json(status)
     assert omlxd("limit").stdout.startswith(f"limit 400 MiB ({shown}), hard limit 420 MiB")
@@ -276,7 +287,7 @@ def test_a_limit_is_shown_with_who_said_it(
 
 
 def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    memory: dict[str, Any] = STATUS.to_json()["memory"]
+    memory: dict[str, Any] = status_json()["memory"]
     answer = {"schema": 1, "memory": memory, "evicted": ["small"], "warnings": ["too high"], "level": "over"}
     fake.routes["PATCH /v1/control/limits"] = as_json(answer)
     done = omlxd("limit", "75%")
@@ -291,7 +302,7 @@ def test_limit_sends_what_was_written_and_tells_who_had_to_go(omlxd: Omlxd, fake
 
 def test_limit_names_each_request_and_load_that_it_cost(omlxd: Omlxd, fake: FakeDaemon) -> None:
     answer = {
-        "memory": STATUS.to_json()["memory"],
+        "memory": status_json()["memory"],
         "evicted": ["small"],
         "parked": {"chat": ["r7"], "big": ["r9", "r8"]},
         "aborted": {"chat": ["r5"]},
@@ -310,7 +321,7 @@ def test_limit_names_each_request_and_load_that_it_cost(omlxd: Omlxd, fake: Fake
 
 
 def test_limit_says_that_memory_is_over_it_when_the_daemon_gives_no_reason(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    answer = {"schema": 1, "memory": STATUS.to_json()["memory"], "evicted": [], "warnings": [], "level": "over"}
+    answer = {"schema": 1, "memory": status_json()["memory"], "evicted": [], "warnings": [], "level": "over"}
     fake.routes["PATCH /v1/control/limits"] = as_json(answer)
     assert omlxd("limit", "75%").stderr == "warning: memory is still over the limit; `omlxd status` says why\n"
 
@@ -329,7 +340,7 @@ def test_limit_says_that_memory_is_over_it_when_the_daemon_gives_no_reason(omlxd
 def test_without_a_soft_limit_the_hard_one_is_told(
     omlxd: Omlxd, fake: FakeDaemon, hard_bytes: int, line: str, of_status: str
 ) -> None:
-    status = STATUS.to_json()
+    status = status_json()
     status["memory"] |= {"soft_limit": 0, "hard_limit": hard_bytes, "hard_binding": "ram"}
     fake.routes["GET /v1/control/status"] = as_json(status)
     assert omlxd("limit").stdout == line
@@ -337,5 +348,5 @@ def test_without_a_soft_limit_the_hard_one_is_told(
 
 
 def test_status_says_what_a_starting_daemon_does(omlxd: Omlxd, fake: FakeDaemon) -> None:
-    fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"state": "starting"})
+    fake.routes["GET /v1/control/status"] = as_json(status_json() | {"state": "starting"})
     assert omlxd("status").stdout.startswith("omlxd 0.1.0 starting (loading models) · pid ")

@@ -15,7 +15,7 @@ import pytest
 from omlxd.core.manifest import DaemonSettings
 from omlxd.daemon.machine import find_machine
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json
+from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json, status_json
 from tests.fakes.daemon import model_folder
 
 MIB = 2**20
@@ -189,7 +189,7 @@ def test_pins_that_were_set_at_run_time_are_told_with_where_they_come_from(omlxd
 def beside(whole: Path, fake: FakeDaemon) -> Iterator[dict[str, Any]]:
     """The status of a daemon that runs with the manifest of `whole`, at a port that its system gave it."""
     (whole / "omlxd.sock").chmod(0o600)
-    status: dict[str, Any] = STATUS.to_json() | {"manifest": str(whole / "omlxd.toml"), "api": "127.0.0.1:54321"}
+    status: dict[str, Any] = status_json() | {"manifest": str(whole / "omlxd.toml"), "api": "127.0.0.1:54321"}
     hard_bytes = DaemonSettings(max_memory="100M").memory_limits(find_machine()).hard_bytes
     status["memory"] |= {"soft_limit": 100 * MIB, "hard_limit": hard_bytes, "hard_binding": "ram"}
     fake.routes["GET /v1/control/status"] = lambda body: as_json(status)(body)

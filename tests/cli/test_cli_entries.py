@@ -11,7 +11,7 @@ import pytest
 from omlxd.core.errors import ManifestInvalid
 from omlxd.daemon.manifest_file import read_manifest
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import STATUS, FakeDaemon, as_error, as_json
+from tests.cli.fake_daemon import FakeDaemon, as_error, as_json, status_json
 from tests.fakes.daemon import model_folder
 
 MIB = 2**20
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_fit_is_added_with_a_warning(omlxd: Omlxd, models:
 def test_a_model_that_still_leaves_is_not_counted_beside_itself(
     omlxd: Omlxd, home: Path, models: Path, fake: FakeDaemon
 ) -> None:
-    status = STATUS.to_json() | {"manifest": str(home / "omlxd.toml")}
+    status = status_json() | {"manifest": str(home / "omlxd.toml")}
     status["memory"] |= {"soft_limit": 15 * MIB, "hard_limit": 400 * MIB, "unaccounted": 0}
     leaving = {"name": "one", "state": "loaded", "running": 1, "removed": True, "committed_bytes": 10 * MIB}
     status["models"] = [status["models"][0] | leaving]
@@ -278,7 +278,7 @@ def test_a_running_daemon_takes_up_what_was_added_to_its_manifest(
     omlxd: Omlxd, home: Path, models: Path, fake: FakeDaemon
 ) -> None:
     (home / "omlxd.toml").rename(home / "its.toml")
-    status = STATUS.to_json() | {"manifest": str(home / "its.toml")}
+    status = status_json() | {"manifest": str(home / "its.toml")}
     fake.routes["GET /v1/control/status"] = as_json(status)
     fake.routes["POST /v1/control/reload"] = as_json({"schema": 1, "changes": [], "warnings": ["mind the gap"]})
     done = omlxd("add", "one", str(models / "org" / "one"))

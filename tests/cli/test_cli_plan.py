@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json
+from tests.cli.fake_daemon import FakeDaemon, as_json, status_json
 from tests.cli.hollow_model import hollow_model
 
 MIB = 2**20
@@ -58,7 +58,7 @@ def test_several_models_are_judged_by_themselves_and_together(omlxd: Omlxd, mani
 
 def _beside_chat(fake: FakeDaemon, manifest: Path, *, running: int) -> dict[str, Any]:
     """The status of a daemon whose `chat` holds 80 of 120 MiB, with so many requests."""
-    status = STATUS.to_json() | {"manifest": str(manifest)}
+    status = status_json() | {"manifest": str(manifest)}
     status["memory"] |= {"soft_limit": 120 * MIB, "hard_limit": 400 * MIB, "unaccounted": 0}
     loaded = {"state": "loaded", "pinned": False, "running": running, "waiting": 0, "last_used_s": 60.0}
     chat = next(model for model in status["models"] if model["name"] == "chat")

@@ -16,7 +16,7 @@ from omlxd.cli.screen.deeds import do
 from omlxd.cli.screen.feed import Bell, Feed, Look, looks
 from omlxd.cli.screen.state import Wish
 from omlxd.core.errors import OmlxError
-from tests.cli.fake_daemon import STATUS, FakeDaemon, as_json
+from tests.cli.fake_daemon import FakeDaemon, as_json, status_json
 
 SAFE_S = 30.0
 
@@ -41,7 +41,7 @@ def test_an_event_is_followed_by_a_look_at_once(home: Path, fake: FakeDaemon) ->
     def events() -> Iterator[bytes]:
         yield json.dumps({"event": "heartbeat", "seq": 0}).encode() + b"\n"
         happened.wait(SAFE_S)
-        fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"pid": 5})
+        fake.routes["GET /v1/control/status"] = as_json(status_json() | {"pid": 5})
         yield json.dumps({"event": "pinned", "seq": 1}).encode() + b"\n"
         over.wait()  # the end of the stream would be followed by a look, too
 
@@ -74,7 +74,7 @@ def test_a_daemon_that_is_away_is_asked_again_until_it_is_back(home: Path, fake:
 
 
 def test_a_status_of_another_schema_ends_it(home: Path, fake: FakeDaemon) -> None:
-    fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"schema": 2})
+    fake.routes["GET /v1/control/status"] = as_json(status_json() | {"schema": 2})
     told: queue.Queue[Look] = queue.Queue()
     with Feed(Client(home / "omlxd.sock"), told.put) as feeding:
         assert told.get(timeout=SAFE_S).status is None

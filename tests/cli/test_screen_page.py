@@ -20,7 +20,7 @@ from omlxd.cli.screen.page import LEAST_LINES, page, shared_out
 from omlxd.cli.screen.state import Row, ScreenState
 from omlxd.cli.sentences import decision_sentence
 from omlxd.core.errors import DaemonNotRunning
-from tests.cli.fake_daemon import CHAT, MIB, STATUS, model_json
+from tests.cli.fake_daemon import CHAT, MIB, STATUS, model_json, status_json
 from tests.fakes.terminal import seen, written
 
 Golden = Callable[[str, str], None]
@@ -49,7 +49,7 @@ def utf8_and_utc() -> Iterator[None]:
 
 def status(**changes: Any) -> dict[str, Any]:
     """The fake daemon's status as it arrives, with a load that tells its time and requests in three states."""
-    body: dict[str, Any] = json.loads(json.dumps(STATUS.to_json()))
+    body: dict[str, Any] = json.loads(json.dumps(status_json()))
     body["models"][2] |= {"load_left_s": 3.0}
     prefill = body["requests"][0] | {"id": "r9", "state": "prefill", "prompt_tokens": 4096, "prefilled_tokens": 1024}
     body["requests"] += [prefill, WAITING]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Omlxd
-from tests.cli.fake_daemon import SMALL, STATUS, FakeDaemon, as_json, model_json
+from tests.cli.fake_daemon import SMALL, FakeDaemon, as_json, model_json, status_json
 from tests.fakes.terminal import ENTERS, LEAVES, Terminal
 from tests.fakes.terminal import omlxd as command
 
@@ -68,7 +68,7 @@ def test_however_it_ends_the_terminal_is_given_back(
 def test_an_error_in_the_middle_is_told_on_the_terminal_as_it_was(fake: FakeDaemon, terminal: Open) -> None:
     shown = terminal()
     shown.until_shown("q quit")
-    fake.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"schema": 2})
+    fake.routes["GET /v1/control/status"] = as_json(status_json() | {"schema": 2})
     assert shown.ended() == 1
     assert given_back(shown)
     assert b"schema 2" in shown.raw.rpartition(LEAVES)[2]
@@ -127,7 +127,7 @@ def test_a_daemon_that_goes_and_comes_back_is_waited_for(home: Path, fake: FakeD
     shown.until_shown("chat")
     again = FakeDaemon(home / "omlxd.sock")
     try:
-        again.routes["GET /v1/control/status"] = as_json(STATUS.to_json() | {"version": "0.2.0"})
+        again.routes["GET /v1/control/status"] = as_json(status_json() | {"version": "0.2.0"})
         shown.until_shown("omlxd 0.2.0 ready")
         shown.type("q")
         assert shown.ended() == 0

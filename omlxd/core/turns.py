@@ -39,7 +39,7 @@ _MIB: Final = 2**20
 MOST_SLICE_BYTES: Final = 256 * _MIB
 UNKNOWN_BYTES_PER_S: Final = 640 * _MIB
 _FEW_SLICE_BYTES: Final = 64 * _MIB
-_LEAST_SLICES: Final = 8
+_LEAST_SLICES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def group_tokens(granted_tokens: int, time: StepTime, budget_s: float) -> int:
 
 
 def slice_bytes(total_bytes: int, bytes_per_s: float | None, budget_s: float) -> int:
-    """Bytes of the next slice of a load: what fits the time, and no more than an eighth of a model of some size.
+    """Bytes of the next slice of a load: what fits the time, and no more than a quarter of a model of some size.
 
     Args:
         total_bytes: the weights of the model.

@@ -1,10 +1,16 @@
-"""What the server costs: tokens/s of streams over HTTP, against the same engine that a loop in its process drives."""
+"""What the server costs: tokens/s of streams over HTTP, against the same engine that a loop in its process drives.
+
+Beside it, what the least of servers costs: the same loop, whose engine writes each token to its client's socket.
+"""
 
 from __future__ import annotations
 
 import json
+import selectors
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,27 +64,30 @@ def run(scratch: Scratch) -> Iterator[Row]:
             _bare_engine(model) as bare,
         ):
             daemon.load("chat")
-            ours, peer = list[_Round](), list[_Round]()
-            for number in range(scratch.rounds(12, 3) + 1):
+            ours, peer, least = list[_Round](), list[_Round](), list[_Round]()
+            for number in range(scratch.rounds(24 if case.target else 12, 3) + 1):
                 prompts = [f"{number}.{client}: {PROMPT}" for client in range(case.clients)]
                 if number % 2:
                     mine, theirs = _over_http(daemon, prompts, case), _ask(bare, prompts, case)
                 else:
                     theirs, mine = _ask(bare, prompts, case), _over_http(daemon, prompts, case)
+                written = _to_sockets(bare, prompts, case)
                 if number:  # the first round warms up
                     ours.append(mine)
                     peer.append(theirs)
-            yield from _rows(case, ours, peer)
+                    least.append(written)
+            yield from _rows(case, ours, peer, least)
 
 
-def _rows(case: _Case, ours: Sequence[_Round], peer: Sequence[_Round]) -> Iterator[Row]:
+def _rows(case: _Case, ours: Sequence[_Round], peer: Sequence[_Round], least: Sequence[_Round]) -> Iterator[Row]:
     what = f"{case.megabytes} MB, {case.clients} stream{'s' if case.clients > 1 else ''}"
     same = sum(
         text == other for a, b in zip(ours, peer, strict=True) for text, other in zip(a.texts, b.texts, strict=True)
     )
     note = f"{same} of {len(ours) * case.clients} answers have the same text"
-    speeds = [[each.tokens_per_s for each in rounds] for rounds in (ours, peer)]
+    speeds = [[each.tokens_per_s for each in rounds] for rounds in (ours, peer, least)]
     yield against(f"tokens/s, {what}", "tok/s", speeds[0], PEER, speeds[1], case.target, note)
+    yield against(f"  of the least of servers, {what}", "tok/s", speeds[2], PEER, speeds[1])
     costs = [[each.cpu_ms_per_token for each in rounds] for rounds in (ours, peer)]
     yield against(f"processor time a token, {what}", "ms", costs[0], PEER, costs[1])
 
@@ -103,12 +112,33 @@ def _bare_engine(model: Path) -> Iterator[subprocess.Popen[str]]:
             child.stdin.close()  # its end
 
 
-def _ask(child: subprocess.Popen[str], prompts: Sequence[str], case: _Case) -> _Round:
+def _to_sockets(child: subprocess.Popen[str], prompts: Sequence[str], case: _Case) -> _Round:
+    """The engine writes its tokens to as many connections, which are heard as a client hears its streams."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, selectors.DefaultSelector() as selector:
+        hearing = threading.Thread(target=_hear, args=(listening, selector, len(prompts)))
+        hearing.start()
+        told = _ask(child, prompts, case, port=listening.getsockname()[1])
+        hearing.join()
+    return told
+
+
+def _hear(listening: socket.socket, selector: selectors.BaseSelector, streams: int) -> None:
+    for _ in range(streams):
+        selector.register(listening.accept()[0], selectors.EVENT_READ)
+    while selector.get_map():
+        for key, _ in selector.select():
+            assert isinstance(key.fileobj, socket.socket)
+            if not key.fileobj.recv(65536):
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
+
+
+def _ask(child: subprocess.Popen[str], prompts: Sequence[str], case: _Case, **more: int) -> _Round:
     assert child.stdin is not None
     assert child.stdout is not None
     process = psutil.Process(child.pid)
     before_s = cpu_s(process)
-    child.stdin.write(json.dumps({"prompts": list(prompts), "max_tokens": case.max_tokens}) + "\n")
+    child.stdin.write(json.dumps({"prompts": list(prompts), "max_tokens": case.max_tokens, **more}) + "\n")
     child.stdin.flush()
     told = json.loads(child.stdout.readline())
     cpu_ms = 1000 * (cpu_s(process) - before_s)

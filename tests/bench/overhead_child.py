@@ -2,12 +2,16 @@
 
 For each line `{"prompts": [...], "max_tokens": N}` on stdin it runs all prompts at once, greedy, and prints a line with
 `tokens_per_s` (from the order to the last token, prefill included, as a client over HTTP sees it) and `texts`.
+
+With a `port` it connects to it for each prompt first, and the engine's thread itself writes a frame to that connection
+for each token: what any server has to do at least.
 """
 
 from __future__ import annotations
 
 import json
 import queue
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +25,8 @@ from omlxd.engine.thread import EngineThread
 
 MODEL = "chat"
 TIMEOUT_S = 300.0
+FRAME = b"d" * 240
+"""As long as the frame of a token is."""
 
 
 class _Bare:
@@ -32,13 +38,15 @@ class _Bare:
         self.engine.start(self._take)
         self._seen_seq = 0
         self._number = 0
+        self._sockets: dict[str, socket.socket] = {}
         self._apply(load=LoadOrder(1, MODEL, str(folder)))
         while not isinstance(event := self._next()[1], LoadDone):
             if isinstance(event, LoadEnded):
                 raise event.error
 
-    def run(self, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+    def run(self, prompts: Sequence[str], max_tokens: int, port: int | None = None) -> dict[str, Any]:
         """Run them all at once, to their ends."""
+        connections = [socket.create_connection(("127.0.0.1", port)) for _ in prompts if port]
         codec = self.engine.codec(MODEL)
         assert codec is not None
         began_s = last_s = time.perf_counter()
@@ -48,6 +56,7 @@ class _Bare:
             tokens = tuple(codec.encode_chat([{"role": "user", "content": prompt}]))
             name = f"r{self._number}"
             orders[name] = GenerationOrder(name, MODEL, tokens, max_tokens, Sampling(temperature=0.0), ())
+        self._sockets = dict(zip(orders, connections, strict=False))
         self._apply(requests=orders, group_tokens={MODEL: SIZES[0]})  # as the pool lets it where memory is free
         texts, running = dict.fromkeys(orders, ""), set(orders)
         while running:
@@ -60,11 +69,15 @@ class _Bare:
             elif isinstance(event, Finished):
                 running.discard(event.request)
         self._apply()
+        for connection in connections:
+            connection.close()
         return {"tokens_per_s": len(prompts) * max_tokens / (last_s - began_s), "texts": list(texts.values())}
 
     def _take(self, events: Sequence[EngineEvent]) -> None:
         at_s = time.perf_counter()
         for event in events:
+            if isinstance(event, Generated) and event.request in self._sockets:
+                self._sockets[event.request].sendall(FRAME)
             self._news.put((at_s, event))
 
     def _next(self) -> tuple[float, EngineEvent]:

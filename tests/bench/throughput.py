@@ -12,7 +12,7 @@ from statistics import median
 
 import psutil
 
-from tests.bench.report import Judged, Row, Target, against, alone
+from tests.bench.report import Judged, Row, Target, against
 from tests.bench.scratch import CHECKOUT, Scratch
 from tests.bench.servers import PEER, Address, cpu_s, mlx_lm_server, our_daemon
 from tests.bench.streaming import Answer, chats
@@ -89,18 +89,25 @@ def run(scratch: Scratch) -> Iterator[Row]:
                 rounds = list(_take_turns(case, clients, scratch.rounds(7), ours, peer))
                 what = f"{case.megabytes} MB, {clients} client{'s' if clients > 1 else ''}"
                 yield from _rows(what, [mine for mine, _ in rounds], [theirs for _, theirs in rounds])
-        yield _limit(case, model, scratch.rounds(7))
+            yield _limit(case, model, scratch.rounds(7), peer)
 
 
-def _limit(case: _Case, model: Path, rounds: int) -> Row:
-    """What mlx-lm's batch does by itself with what the most clients asked: no server that uses it can be faster."""
+def _limit(case: _Case, model: Path, rounds: int, peer: _Server) -> Row:
+    """What mlx-lm's batch does by itself with what the most clients ask: no server that uses it can be faster."""
     command = [sys.executable, "-m", "tests.bench.mlx_alone_child", str(model)]
-    prompts = [[f"{number}.{client}: {PROMPT}" for client in range(max(CLIENTS))] for number in range(rounds + 1)]
-    asked = [json.dumps({"prompts": of_round, "max_tokens": case.max_tokens}) for of_round in prompts]
-    child = subprocess.run(command, cwd=CHECKOUT, input="\n".join(asked), capture_output=True, text=True, check=True)
-    _, *speeds = map(float, child.stdout.split())  # the first round warms up
-    what = f"tokens/s, {case.megabytes} MB, {max(CLIENTS)} prompts at once"
-    return alone(what, "tok/s", speeds, note="mlx-lm's batch_generate alone: the most that a server above it can do")
+    with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        alone, served = list[float](), list[float]()
+        for number in range(rounds + 1):
+            prompts = [f"{number}.alone.{client}: {PROMPT}" for client in range(max(CLIENTS))]
+            print(json.dumps({"prompts": prompts, "max_tokens": case.max_tokens}), file=child.stdin, flush=True)
+            alone.append(float(child.stdout.readline()))
+            served.append(_ask(peer, prompts, case).tokens_per_s)
+        child.stdin.close()  # its end
+    what = f"  of MLX alone, {case.megabytes} MB, {max(CLIENTS)} prompts"
+    note = "mlx-lm's batch_generate, without a server: the most that one above it can do"
+    return against(what, "tok/s", alone[1:], PEER, served[1:], note=note)  # the first round warms up
 
 
 def _take_turns(

@@ -110,15 +110,16 @@ def test_a_chunk_passes_neither_memory_nor_the_time_by_more_than_is_worth_it(
 @pytest.mark.parametrize(
     ("total_mib", "bytes_per_s", "budget_s", "expected_mib"),
     [
-        (300, 10_000 * MIB, STEP_S, 64),
-        (1600, 10_000 * MIB, STEP_S, 200),
+        (200, 10_000 * MIB, STEP_S, 64),
+        (300, 10_000 * MIB, STEP_S, 75),
+        (1600, 10_000 * MIB, STEP_S, 256),
         (8000, 10_000 * MIB, STEP_S, 256),
         (8000, 100 * MIB, STEP_S, 10),
         (8000, 100 * MIB, LONE_STEP_S, 50),
         (8000, None, STEP_S, 64),
     ],
 )
-def test_a_slice_is_what_fits_the_time_and_no_more_than_an_eighth(
+def test_a_slice_is_what_fits_the_time_and_no_more_than_a_quarter(
     total_mib: int, bytes_per_s: float | None, budget_s: float, expected_mib: int
 ) -> None:
     assert slice_bytes(total_mib * MIB, bytes_per_s, budget_s) == expected_mib * MIB

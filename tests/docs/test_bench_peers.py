@@ -102,8 +102,11 @@ def test_nobody_at_the_address_is_an_answer_too() -> None:
 
 
 def test_the_footprint_is_of_all_processes_of_a_server(server: Running) -> None:
+    child = next(each for each in tree(server.process) if each != server.process)
+    while child.memory_info().rss < 40_000_000:
+        pass  # it takes its memory by and by
     with Sampler(server.process) as sampler:
-        while sampler.samples < 3 or sampler.peak_bytes < 40_000_000:
+        while sampler.samples < 3:
             pass
     alone_bytes = server.process.memory_info().rss
     assert len(tree(server.process)) == 2

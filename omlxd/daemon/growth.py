@@ -11,9 +11,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from omlxd.core.admission import Admission, AdmissionKind, decide_block
-from omlxd.core.group_budget import group_tokens
 from omlxd.core.memory import Policy
-from omlxd.core.snapshot import Limits, Snapshot, WantedBlock
+from omlxd.core.snapshot import Snapshot, WantedBlock
 from omlxd.core.units import format_bytes
 from omlxd.daemon.decisions import DecisionRecord
 from omlxd.daemon.eviction import make_way
@@ -37,35 +36,17 @@ class Growth:
         return frozenset(self._tasks)
 
     def grant(self) -> None:
-        """Tell the engine how far each model may grow, and how much a step may hold in passing.
-
-        Nobody is bound without the guard or without limits.
-        """
+        """Tell the engine how far each model may grow."""
         pool = self._pool
-        granted, transient_bytes = dict[str, int](), 0
-        if self._binding:
-            granted, transient_bytes = pool.ledger.granted_tokens(), pool.ledger.transient_bytes
-        wanted = pool.link.wanted
-        if (granted, transient_bytes) != (wanted.granted_tokens, wanted.transient_bytes):
-            wanted.granted_tokens, wanted.transient_bytes = granted, transient_bytes
+        granted = pool.ledger.granted_tokens() if self.is_bound else {}
+        if granted != pool.link.wanted.granted_tokens:
+            pool.link.wanted.granted_tokens = granted
             pool.link.changed()
-
-    def lend_groups(self, snapshot: Snapshot, prefix_cache_bytes: int) -> dict[str, int]:
-        """By model, the tokens of a step that reads several short prompts at once, as the next plan has it.
-
-        Args:
-            prefix_cache_bytes: what that plan lets prefix caches hold.
-        """
-        ledger = self._pool.ledger
-        limits = self._pool.limits if self._binding else Limits()
-        sizes = group_tokens(snapshot, limits, ledger, prefix_cache_bytes)
-        ledger.grant_groups(sizes)
-        return sizes
 
     def generated(self, model: str, request: str, tokens: int) -> None:
         """A request has become longer."""
         pool = self._pool
-        if pool.ledger.grow(model, request, tokens) and (not self._binding or self._answer(model).fits):
+        if pool.ledger.grow(model, request, tokens) and (not self.is_bound or self._answer(model).fits):
             self._extend(model)
 
     def needs_block(self, model: str, length_tokens: int) -> None:
@@ -95,7 +76,8 @@ class Growth:
             await asyncio.wait(tasks)
 
     @property
-    def _binding(self) -> bool:
+    def is_bound(self) -> bool:
+        """Whether requests have to keep to what was reserved: not without the guard, nor without limits."""
         limits = self._pool.limits
         return self._pool.door.guarded and (limits.soft_bytes > 0 or limits.hard_bytes > 0)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from omlxd.core.memory import MemoryReading
-from omlxd.daemon.spare_room import SpareRoom
+from omlxd.daemon.memory_terms import MemoryTerms
 from omlxd.engine.events import EngineEvent, OverLimit
 from omlxd.engine.orders import EngineLimits, GenerationOrder, LoadOrder, Plan
 from omlxd.engine.protocol import Engine
@@ -25,7 +25,6 @@ class Wanted:
     limits: EngineLimits = field(default_factory=EngineLimits)
     granted_tokens: dict[str, int] = field(default_factory=dict)
     cache_drops: int = 0
-    transient_bytes: int = 0
     coming: Counter[str] = field(default_factory=Counter)
 
 
@@ -37,7 +36,7 @@ class EngineLink:
         on_events: called on the loop's thread with each batch of events, in order.
         prefill_chunk_tokens: tokens of one prefill step at most.
         max_batch: requests of one model that decode together.
-        spare_room: who may use what nobody has been promised, asked for each plan.
+        terms: what is said of memory, asked for each plan.
     """
 
     def __init__(
@@ -47,14 +46,14 @@ class EngineLink:
         *,
         prefill_chunk_tokens: int,
         max_batch: int,
-        spare_room: Callable[[], SpareRoom],
+        terms: Callable[[], MemoryTerms],
     ) -> None:
         self.engine = engine
         self.wanted = Wanted()
         self._on_events = on_events
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.max_batch = max_batch
-        self._spare_room = spare_room
+        self._terms = terms
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
         self._seen_seq = 0
@@ -157,7 +156,7 @@ class EngineLink:
         self._scheduled = False
         if self._closed:
             return
-        wanted, seen_seq, spare = self.wanted, self._seen_seq, self._spare_room()
+        wanted, seen_seq, terms = self.wanted, self._seen_seq, self._terms()
         self._told_coming = {model: count for model, count in wanted.coming.items() if count}
         if self._held_seq is not None:
             seen_seq = min(seen_seq, self._held_seq - 1)
@@ -172,10 +171,11 @@ class EngineLink:
                 seen_seq=seen_seq,
                 granted_tokens=dict(wanted.granted_tokens),
                 cache_drops=wanted.cache_drops,
-                transient_bytes=max(wanted.transient_bytes, spare.transient_bytes),
-                group_tokens=spare.group_tokens,
+                transient_bytes=terms.transient_bytes,
+                promised_bytes=terms.promised_bytes,
+                group_tokens=terms.group_tokens,
                 coming=self._told_coming,
-                prefix_cache_bytes=spare.prefix_cache_bytes,
+                prefix_cache_bytes=terms.prefix_cache_bytes,
             )
         )
 

@@ -34,6 +34,7 @@ from omlxd.daemon.levers import Levers
 from omlxd.daemon.link import EngineLink
 from omlxd.daemon.load_ticket import OnProgress
 from omlxd.daemon.loading import LoadQueue
+from omlxd.daemon.memory_terms import memory_terms
 from omlxd.daemon.model_files import ModelFiles, folder_fingerprint, model_folder, read_model_folder
 from omlxd.daemon.prefix import PrefixBudget
 from omlxd.daemon.refusals import aborted, cancelled, shutting_down, too_many_wait
@@ -41,7 +42,6 @@ from omlxd.daemon.request import Generation
 from omlxd.daemon.roster import ModelSource, Roster
 from omlxd.daemon.serving import Serving
 from omlxd.daemon.snapshots import snapshot_of
-from omlxd.daemon.spare_room import spare_room
 from omlxd.daemon.wish import Options, check_prompt, check_wish
 from omlxd.engine.events import OverLimit
 from omlxd.engine.orders import EngineLimits
@@ -128,7 +128,7 @@ class EnginePool:
             self.dispatch.handle,
             prefill_chunk_tokens=prefill_chunk_tokens,
             max_batch=max_batch,
-            spare_room=partial(spare_room, self),
+            terms=partial(memory_terms, self),
         )
         self.on_over_limit: Callable[[OverLimit], None] | None = None
         self.on_engine_started: Callable[[], None] | None = None

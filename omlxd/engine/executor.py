@@ -199,7 +199,9 @@ class PlanExecutor:
         self.report.tell(Unloaded, name, self._gauges.read(at_rest=True))
 
     def _leave_room(self) -> None:
-        buffer_cache.leave_room(self._gauges, self._plan.limits.hard_bytes, self._plan.transient_bytes)
+        plan, kept_bytes = self._plan, sum(self.prefixes.by_model.values())
+        stays_bytes = plan.promised_bytes + kept_bytes
+        buffer_cache.leave_room(self._gauges, plan.limits.hard_bytes, plan.transient_bytes, stays_bytes)
 
     def keep_under_hard(self) -> None:
         """Give MLX's buffer cache back when `active + cache` is above the hard limit (rung 1)."""

@@ -124,6 +124,8 @@ class Plan:
             garbage and gives it back before its next step, also when it is idle.
         transient_bytes: the most that one step may hold in passing; MLX's buffer cache leaves so much of the hard limit
             free before each step. 0 when nothing was promised.
+        promised_bytes: weights and KV caches that were promised, allocated or not; the same counts for them. 0 when
+            nothing was promised.
         group_tokens: by model, how many tokens, padding included, one step may read of several short prompts at once;
             of a model that is not named each prompt is read alone.
         coming: by model, how many short prompts are being tokenized: they will be here in moments, if nothing happens.
@@ -141,6 +143,7 @@ class Plan:
     granted_tokens: Mapping[str, int] = field(default_factory=dict)
     cache_drops: int = 0
     transient_bytes: int = 0
+    promised_bytes: int = 0
     group_tokens: Mapping[str, int] = field(default_factory=dict)
     coming: Mapping[str, int] = field(default_factory=dict)
     prefix_cache_bytes: int = 0

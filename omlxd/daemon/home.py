@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from omlxd.core.errors import StartFailed
+from omlxd.core.wording import shown
+
 HOME_VARIABLE = "OMLXD_HOME"
 MAX_SOCKET_PATH_BYTES = 103  # what macOS's sockaddr_un holds; Linux takes 107
 
@@ -64,6 +67,17 @@ class Home:
 
 
 def find_home(argument: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Home:
-    """The home that `--home`, else `$OMLXD_HOME`, else `~/.omlxd` names, as an absolute path."""
-    chosen = argument or environ.get(HOME_VARIABLE) or "~/.omlxd"
-    return Home(Path(chosen).expanduser().absolute())
+    """The home that `--home`, else `$OMLXD_HOME`, else `~/.omlxd` names, as an absolute path.
+
+    Raises:
+        StartFailed: the path is no UTF-8, and could not be told in an answer or in the log.
+    """
+    root = Path(argument or environ.get(HOME_VARIABLE) or "~/.omlxd").expanduser().absolute()
+    try:
+        str(root).encode()
+    except UnicodeEncodeError:
+        raise StartFailed(
+            f"the path of the home is not UTF-8: `{shown(str(root))}`",
+            hint="name another with `--home` or `OMLXD_HOME`",
+        ) from None
+    return Home(root)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from omlxd.core.group_budget import SIZES
 from omlxd.core.prefix_index import worth_copying
 from omlxd.core.step_time import UNKNOWN, StepTime, step_time
 from omlxd.core.turns import (
@@ -89,7 +90,7 @@ class Pace:
         if load and turn.index == len(prompts):
             return LoadTurn(slice_bytes(load.total_bytes, self._bytes_per_s, turn.budget_s))
         model, request = prompts[turn.index]
-        if model.coming and not request.cache and (left_s := request.came_s + GATHER_S - now_s) > 0:
+        if (left_s := request.came_s + GATHER_S - now_s) > 0 and model.coming and _may_share(model, request):
             return Gathering(left_s)
         granted, time = model.granted_chunk_tokens(request), self._times.get(model.name, UNKNOWN)
         size = chunk_tokens(granted, time, turn.budget_s)
@@ -139,3 +140,8 @@ class Pace:
 
     def _hold(self, model: ResidentModel) -> Hold:
         return self._holds.setdefault(model.name, Hold())
+
+
+def _may_share(model: ResidentModel, request: Running) -> bool:
+    """Whether its prompt can be read in one step with another one."""
+    return not request.cache and 2 * request.left_tokens <= SIZES[0] and model.shares_batch

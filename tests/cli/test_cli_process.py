@@ -605,3 +605,10 @@ def test_start_says_which_pins_are_not_the_manifests(
     monkeypatch.setattr(commands, "start_detached", lambda *_: {"pid": 1})
     commands._start(Home(home), StartOptions(max_memory="100M"))
     assert capsys.readouterr().err == "kept: `chat` unpinned by `omlxd unpin`; the manifest says otherwise\n"
+
+
+@pytest.mark.parametrize("arguments", [["status", "--json"], ["start"], ["stop"]], ids=" ".join)
+def test_a_home_that_no_answer_could_name_is_refused_by_all(omlxd_process: Omlxd, arguments: list[str]) -> None:
+    done = omlxd_process(*arguments, OMLXD_HOME="/tmp/h\udcff")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: the path of the home is not UTF-8: `/tmp/h\\udcff`\n")

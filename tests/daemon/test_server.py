@@ -427,6 +427,11 @@ def test_the_home_is_the_option_else_the_variable_else_the_dotted_directory(tmp_
     assert find_home("relative", {}).root == Path.cwd() / "relative"
 
 
+def test_a_home_whose_path_is_no_text_is_refused() -> None:
+    with pytest.raises(StartFailed, match=r"not UTF-8: `/h\\udcff`"):
+        find_home(None, {"OMLXD_HOME": "/h\udcff"})
+
+
 def test_of_two_locks_the_second_is_refused_and_says_who_has_it(tmp_path: Path) -> None:
     with HomeLock(tmp_path / "lock"), pytest.raises(AlreadyRunning, match=str(os.getpid())):
         HomeLock(tmp_path / "lock")

@@ -171,3 +171,12 @@ def test_it_does_not_wait_for_what_never_comes(driver: Driver, tiny_model: Calla
     driver.load("m", tiny_model())
     driver.apply(group_tokens={"m": 256}, coming={"m": 1})
     assert driver.run(generation("only", "m", prompt(20, 1), 4))["only"][1] is FinishReason.LENGTH
+
+
+def test_a_long_prompt_has_nobody_to_wait_for(
+    driver_of: Callable[..., Driver], tiny_model: Callable[..., Path]
+) -> None:
+    driver = driver_of(clock=lambda: 0.0)
+    driver.load("m", tiny_model())
+    driver.apply(coming={"m": 1})
+    assert driver.run(generation("long", "m", prompt(600, 1), 4))["long"][1] is FinishReason.LENGTH

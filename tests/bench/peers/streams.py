@@ -50,7 +50,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
     with contest(scratch, {"chat": scratch.llama(MEGABYTES)}, NEEDS, warm=["chat"]) as up:
         for clients in CLIENTS:
             found = up.turns(
-                scratch.rounds(7, 2), lambda server, number, clients=clients: _ask(server, clients, number)
+                scratch.rounds(15, 2), lambda server, number, clients=clients: _ask(server, clients, number)
             )
             what = f"{clients} stream{'s' if clients > 1 else ''}"
 

@@ -113,6 +113,14 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to go on, uvicorn never does
+        """The client sends nothing more: what it has begun is refused, and one that waits for its answer has gone."""
+        if self._is_refused or not self._is_cut_off():
+            return False
+        # Most have gone away, which is told elsewhere; some only send no more, and still read.
+        self._end_with(InvalidRequest("the request ended before all of it had come", hint="send it whole"))
+        return True
+
     def handle_events(self) -> None:
         """Hand on what has come, and refuse what is none of HTTP."""
         super().handle_events()
@@ -234,6 +242,12 @@ class Connection(H11Protocol):
             return True
         return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
 
+    def _is_cut_off(self) -> bool:
+        """Whether more of a request would have to come."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return bool(self.cycle.more_body)
+        return self._has_begun()
+
     def _watch_reader(self) -> None:
         """Look again and again whether the client has read some of what waits for it, and cut it off when not."""
         left_bytes = self.transport.get_write_buffer_size()
@@ -289,7 +303,14 @@ class _Messages(h11.Connection):
         if isinstance(event, h11.Request) and not event.http_version.startswith(b"1."):
             self.problem = _not_http(self._line)  # the greeting of HTTP/2 looks like a request
             return h11.NEED_DATA
-        return _with_path_alone(event) if isinstance(event, h11.Request) else event
+        if not isinstance(event, h11.Request):
+            return event
+        if {b"transfer-encoding", b"content-length"} <= {name for name, _ in event.headers}:
+            self.problem = InvalidRequest(  # RFC 9112, section 6.1: and nothing behind it may be read
+                "both `Transfer-Encoding` and `Content-Length` say where the body ends", hint="send one"
+            )
+            return h11.NEED_DATA
+        return _with_path_alone(event)
 
 
 def _with_path_alone(request: h11.Request) -> h11.Request:

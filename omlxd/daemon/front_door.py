@@ -243,12 +243,9 @@ def header_too_large() -> HeaderTooLarge:
 
 
 def _check_framing(scope: Scope) -> None:
-    """Whether the body is what its bytes say, and where it ends is said once."""
+    """Whether the body is what its bytes say."""
     if (_header(scope, b"content-encoding") or "identity").strip().lower() != "identity":
         raise CodedBody("the body is compressed or otherwise encoded", hint="send it plain, without `Content-Encoding`")
-    if _header(scope, b"transfer-encoding") is not None and _header(scope, b"content-length") is not None:
-        # RFC 9112, section 6.1: what stands before us may have understood the other one.
-        raise InvalidRequest("both `Transfer-Encoding` and `Content-Length` say where the body ends", hint="send one")
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

@@ -116,12 +116,14 @@ class Answer:
         replies: the choices' sources, by index.
         includes_usage: whether each frame of the stream has a `usage`, and a frame of its own tells the counts.
         prompts: how many prompts the replies answer; each prompt's tokens count once.
+        has_logprobs: whether a whole answer tells log probabilities, though it may have no token.
     """
 
     shape: Shape
     replies: Sequence[Reply]
     includes_usage: bool = False
     prompts: int = 1
+    has_logprobs: bool = False
     _logprobs: list[Logprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -141,7 +143,7 @@ class Answer:
         choices = []
         for index, (pieces, reply) in enumerate(zip(answers, self.replies, strict=True)):
             told = [each for piece in pieces if isinstance(piece, Chunk) for each in piece.logprobs]
-            logprobs = self._logprobs[index].tell(told, codec) if told and codec is not None else None
+            logprobs = self._logprobs[index].tell(told, codec) if self.has_logprobs and codec is not None else None
             choices.append(_choice(index, self.shape.whole(pieces), reply.finish_reason, logprobs))
         return {**self._head, "object": self.shape.whole_object, "choices": choices, "usage": self.usage()}
 

@@ -72,7 +72,9 @@ class _OpenAiApi:
         generations = await self._start(body, [prompt], body.length)
         told: Any = {"tools": body.offered_tools, "one_call": body.form.one_call, "must_call": body.form.must_call}
         replies = [Reply(generation, **told) for generation in generations]
-        return await self._answer(request, body, Answer(ChatShape(), replies, body.includes_usage))
+        has_logprobs = body.told_logprobs is not None
+        answer = Answer(ChatShape(), replies, body.includes_usage, has_logprobs=has_logprobs)
+        return await self._answer(request, body, answer)
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionBody)
@@ -83,7 +85,8 @@ class _OpenAiApi:
             for generation in generations:  # before the first of them has run: nothing is waited for in between
                 generation.measured = Measured()
         replies = [Reply(generation, is_chat=False) for generation in generations]
-        answer = Answer(CompletionShape(), replies, body.includes_usage, len(prompts))
+        has_logprobs = body.told_logprobs is not None
+        answer = Answer(CompletionShape(), replies, body.includes_usage, len(prompts), has_logprobs)
         return await self._answer(request, body, answer)
 
     async def _start(

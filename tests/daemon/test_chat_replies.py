@@ -226,6 +226,17 @@ async def test_log_probabilities_are_those_of_the_text_that_a_stop_word_left(tmp
         assert len(told) == 2
 
 
+async def test_log_probabilities_of_an_answer_that_a_stop_word_left_empty_are_none_of_any_token(tmp_path: Path) -> None:
+    asked: Any = {"model": "chat", "stop": "!", "max_tokens": 3}
+    async with running(tmp_path, MODELS, engine=saying("!a")) as daemon:
+        chat = await daemon.ask("POST", PATH, {**asked, "messages": HELLO, "logprobs": True})
+        assert chat.json["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+        plain = await daemon.ask("POST", "/v1/completions", {**asked, "prompt": "go", "logprobs": 1})
+        assert plain.json["choices"][0]["logprobs"]["tokens"] == []
+        unasked = await daemon.ask("POST", PATH, {**asked, "messages": HELLO})
+        assert unasked.json["choices"][0]["logprobs"] is None
+
+
 async def test_log_probabilities_of_a_completion_are_four_lists(tmp_path: Path) -> None:
     async with running(tmp_path, MODELS) as daemon, client(daemon) as api:
         options: Any = {"model": "chat", "prompt": "go", "max_tokens": 3, "logprobs": 1}

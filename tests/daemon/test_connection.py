@@ -140,6 +140,7 @@ FAULTS = {
         post("/v1/models", CHUNKED, f"0\r\n{MARKER}\r\n\r\n".encode()),
         "a line of the header is not `Name: value`",
     ),
+    "two ways to end": (post("/v1/models", f"{CHUNKED}\r\nContent-Length: 5", b"0\r\n\r\n"), "say where the body ends"),
     "a space at the start": (b"GET /health HTTP/1.1\r\n Host: localhost\r\n\r\n", "begins with a space"),
 }
 
@@ -294,6 +295,26 @@ async def test_a_body_that_comes_in_drops_does_not_hold_its_connection_for_ever(
 
     async with doors(tmp_path, body_timeout_s=0.1) as made:
         assert (await asyncio.to_thread(drip, made.door(door))).startswith(b"HTTP/1.1 408")
+
+
+@both_doors
+@pytest.mark.parametrize(
+    "sent",
+    [post("/v1/models", "Content-Length: 5", b"{"), post("/v1/models", CHUNKED, b"5\r\n{"), b"GET /health HT"],
+    ids=["half a body", "half a chunk", "half a line"],
+)
+async def test_a_client_that_ends_in_the_middle_is_told_so(tmp_path: Path, door: str, sent: bytes) -> None:
+    def talk(where: Any) -> bytes:
+        with knock(where) as peer:
+            peer.sendall(sent)
+            peer.shutdown(socket.SHUT_WR)
+            return read(peer, 65_536)
+
+    async with doors(tmp_path) as made:
+        answer = parsed(await asyncio.to_thread(talk, made.door(door)))
+        assert answer.status == 400
+        assert answer.error["message"] == "the request ended before all of it had come"
+        assert await serves(made, door)
 
 
 @both_doors

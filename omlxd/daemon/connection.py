@@ -113,13 +113,11 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._watch()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to go on, uvicorn never does
-        """The client sends nothing more: what it has begun is refused, and one that waits for its answer has gone."""
-        if self._is_refused or not self._is_cut_off():
-            return False
-        # Most have gone away, which is told elsewhere; some only send no more, and still read.
-        self._end_with(InvalidRequest("the request ended before all of it had come", hint="send it whole"))
-        return True
+    def eof_received(self) -> None:
+        """The client sends nothing more: what it has begun is refused; the transport writes that and closes."""
+        if not self._is_refused and self._is_cut_off():
+            # Most have gone away, which is told elsewhere; some only send no more, and still read.
+            self._end_with(InvalidRequest("the request ended before all of it had come", hint="send it whole"))
 
     def handle_events(self) -> None:
         """Hand on what has come, and refuse what is none of HTTP."""

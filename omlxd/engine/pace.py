@@ -136,7 +136,7 @@ class Pace:
     def _next_read_s(self, model: ResidentModel, prompts: Sequence[Running]) -> float:
         if not prompts or not model.shares_batch:
             return math.inf
-        return min((self._left_s(model, request) for request in prompts), default=math.inf)
+        return min(self._left_s(model, request) for request in prompts)
 
     def _hold(self, model: ResidentModel) -> Hold:
         return self._holds.setdefault(model.name, Hold())

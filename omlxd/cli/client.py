@@ -1,11 +1,11 @@
-"""The command line's side of the socket: HTTP/1.1 over AF_UNIX with the standard library, answers as dicts or lines."""
+"""The command line's side of the socket: HTTP/1.1 over AF_UNIX, answers as dicts or lines."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,8 +15,9 @@ from omlxd.core.errors import DaemonNotRunning, NotPermitted, OmlxError, Unreach
 from omlxd.daemon.home import MAX_SOCKET_PATH_BYTES, Home
 
 if TYPE_CHECKING:
-    import http.client
     import socket
+
+    from omlxd.cli.http_answer import Answer
 
 ANSWER_TIMEOUT_S: Final = 10.0
 _GONE_WITHIN_S: Final = 1.0
@@ -119,21 +120,19 @@ class Client:
     @contextmanager
     def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, accept: str, timeout_s: float | None
-    ) -> Iterator[http.client.HTTPResponse]:
-        import http.client  # 30 ms, which Tab and help need not wait for
+    ) -> Iterator[Answer]:
+        from omlxd.cli.http_answer import Answer, BrokenAnswer  # 10 ms, which Tab and help need not wait for
 
-        connection = http.client.HTTPConnection("localhost")
         headers = {"Accept": accept} | ({"Omlxd-Progress": "true"} if accept == EVENT_STREAM else {})
         payload = None
         if body is not None:
             payload, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
         try:
-            connection.sock = connected(self.socket_path, timeout_s)
-            connection.request(method, path, payload, headers)
-            answer = connection.getresponse()
-            if answer.status >= 400:
-                raise _error_of(answer)
-            yield answer
+            with closing(connected(self.socket_path, timeout_s)) as connection:
+                answer = Answer(connection, method, path, headers, payload)
+                if answer.status >= 400:
+                    raise _error_of(answer)
+                yield answer
         except TimeoutError as error:
             raise Unreachable(
                 f"the daemon did not answer within {timeout_s:g} s",
@@ -141,10 +140,8 @@ class Client:
             ) from error
         except BrokenPipeError as error:  # must not pass for our own closed stdout
             raise Unreachable("the daemon closed the connection", hint=_LOOK_AT_LOGS) from error
-        except (http.client.HTTPException, ConnectionError) as error:
+        except (BrokenAnswer, ConnectionError) as error:
             raise Unreachable("the daemon closed the connection without an answer", hint=_LOOK_AT_LOGS) from error
-        finally:
-            connection.close()
 
     def _nonsense(self) -> Unreachable:
         return Unreachable(
@@ -213,7 +210,7 @@ def _nobody_listens(socket_path: Path) -> OmlxError:
     )
 
 
-def _error_of(answer: http.client.HTTPResponse) -> OmlxError:
+def _error_of(answer: Answer) -> OmlxError:
     found = _parsed(answer.read())
     if isinstance(found, dict) and isinstance(found.get("error"), dict):
         return from_json(found["error"])

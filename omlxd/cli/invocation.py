@@ -32,6 +32,6 @@ def home_of(context: typer.Context) -> Home:
 
 def client_of(context: typer.Context) -> Client:
     """A client for the daemon of that home."""
-    from omlxd.cli.client import Client  # 30 ms of http.client, which help and completion do not need
+    from omlxd.cli.client import Client  # 10 ms of h11, which help and completion do not need
 
     return Client(home_of(context).socket)

@@ -15,7 +15,7 @@ LONGEST_WAIT_S: Final = 0.15
 
 def known_names(home: Home) -> list[str]:
     """Names and aliases to choose from, in order: the daemon's, asked briefly, else the manifest's; never an error."""
-    from omlxd.cli.client import Client  # 30 ms of http.client, which options' completion does not need
+    from omlxd.cli.client import Client  # 10 ms of h11, which options' completion does not need
 
     try:
         answer = Client(home.socket).get("/v1/control/models", timeout_s=LONGEST_WAIT_S)

@@ -1,11 +1,13 @@
 """What the server costs: tokens/s of streams over HTTP, against the same engine that a loop in its process drives.
 
-Beside it, what the least of servers costs: the same loop, whose engine writes each token to its client's socket.
+Beside it, what the least of servers costs: the same loop, whose engine writes each token to its client's socket. And
+both with arithmetic on one thread: where a GPU does it, or there are cores to spare, it takes none from the server.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import socket
 import subprocess
@@ -24,23 +26,35 @@ from tests.bench.servers import RunningDaemon, cpu_s, our_daemon
 from tests.bench.streaming import chats
 
 PEER = "bare engine"
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 PROMPT = "Tell me what a computer does with its memory when there is too little of it."
 AT_MOST_3_PERCENT = Target(0.97, Judged.RATIO, at_most=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A model, how many stream from it at once, how many tokens each, and what is asked of the ratio."""
+    """A model, how many stream from it at once, how many tokens each, and what is asked of the ratio.
+
+    `blas_threads` of the process that computes; None for as many as there are cores.
+    """
 
     megabytes: int
     clients: int
     max_tokens: int
     target: Target | None
+    blas_threads: int | None = None
+
+    @property
+    def what(self) -> str:
+        streams = f"{self.megabytes} MB, {self.clients} stream{'s' if self.clients > 1 else ''}"
+        return f"{streams}, a core to spare" if self.blas_threads else streams
 
 
 CASES = (
     _Case(50, 1, 64, AT_MOST_3_PERCENT),
     _Case(50, 8, 32, AT_MOST_3_PERCENT),
+    _Case(50, 1, 64, AT_MOST_3_PERCENT, blas_threads=1),
+    _Case(50, 8, 32, AT_MOST_3_PERCENT, blas_threads=1),
     _Case(5, 1, 512, None),  # smaller than any model in use: a token takes 1 ms, and the rest shows most
     _Case(5, 8, 128, None),
 )
@@ -60,6 +74,7 @@ def run(scratch: Scratch) -> Iterator[Row]:
     for case in CASES:
         model = scratch.llama(case.megabytes)
         with (
+            _arithmetic_on(case.blas_threads),
             our_daemon(scratch.home("overhead"), {"chat": model}, prefix_cache=0) as daemon,
             _bare_engine(model) as bare,
         ):
@@ -80,16 +95,15 @@ def run(scratch: Scratch) -> Iterator[Row]:
 
 
 def _rows(case: _Case, ours: Sequence[_Round], peer: Sequence[_Round], least: Sequence[_Round]) -> Iterator[Row]:
-    what = f"{case.megabytes} MB, {case.clients} stream{'s' if case.clients > 1 else ''}"
     same = sum(
         text == other for a, b in zip(ours, peer, strict=True) for text, other in zip(a.texts, b.texts, strict=True)
     )
     note = f"{same} of {len(ours) * case.clients} answers have the same text"
     speeds = [[each.tokens_per_s for each in rounds] for rounds in (ours, peer, least)]
-    yield against(f"tokens/s, {what}", "tok/s", speeds[0], PEER, speeds[1], case.target, note)
-    yield against(f"  of the least of servers, {what}", "tok/s", speeds[2], PEER, speeds[1])
+    yield against(f"tokens/s, {case.what}", "tok/s", speeds[0], PEER, speeds[1], case.target, note)
+    yield against(f"  of the least of servers, {case.what}", "tok/s", speeds[2], PEER, speeds[1])
     costs = [[each.cpu_ms_per_token for each in rounds] for rounds in (ours, peer)]
-    yield against(f"processor time a token, {what}", "ms", costs[0], PEER, costs[1])
+    yield against(f"processor time a token, {case.what}", "ms", costs[0], PEER, costs[1])
 
 
 def _over_http(daemon: RunningDaemon, prompts: Sequence[str], case: _Case) -> _Round:
@@ -99,6 +113,21 @@ def _over_http(daemon: RunningDaemon, prompts: Sequence[str], case: _Case) -> _R
     tokens = sum(answer.tokens for answer in answers)
     cpu_ms = 1000 * (cpu_s(daemon.process) - before_s)
     return _Round(tokens / took_s, cpu_ms / tokens, [answer.text for answer in answers])
+
+
+@contextmanager
+def _arithmetic_on(threads: int | None) -> Iterator[None]:
+    """Processes that are started meanwhile compute on so many threads; MLX's own BLAS has one in any case."""
+    before = os.environ.get(BLAS_THREADS)
+    if threads is not None:
+        os.environ[BLAS_THREADS] = str(threads)
+    try:
+        yield
+    finally:
+        if threads is not None:
+            del os.environ[BLAS_THREADS]
+        if before is not None:
+            os.environ[BLAS_THREADS] = before
 
 
 @contextmanager

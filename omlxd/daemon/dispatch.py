@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 
 NO_CUT: Final = Cut("")
+LOOKS_AT_ONCE: Final = 16  # each may be a line in the log
 
 
 class Leaving(Enum):
@@ -83,6 +85,9 @@ class Dispatch:
         self._pool = pool
         self.log = RequestLog(pool.emit, pool.decisions)
         self._attempts: dict[str, Attempt] = {}
+        self._stays: dict[str, Attempt] = {}  # by the request's own id
+        self._to_look_at: deque[tuple[float, Attempt]] = deque()
+        self._look: asyncio.TimerHandle | None = None
         self.backend: str | None = None
 
     async def run(self, entry: EnginePoolEntry, generation: Generation, order: GenerationOrder) -> None:
@@ -91,31 +96,29 @@ class Dispatch:
         if generation.stays > 1:  # under a name that the engine has not seen: it never starts the same one twice
             order = replace(order, request=f"{order.request}.{generation.stays}")
         attempt = Attempt(order, entry, generation)
-        self._attempts[order.request] = attempt
+        self._attempts[order.request] = self._stays[generation.id] = attempt
         entry.in_engine.add(generation.id)
         generation.runs_under(self._pool.limits)
         link = self._pool.link
         link.wanted.requests[order.request] = order
         link.changed()
-        look = asyncio.get_running_loop().call_later(TOLD_AFTER_S, self._look_whether_it_waits, attempt)
+        self._look_later(attempt)
         try:
             await asyncio.shield(attempt.gone)
         except asyncio.CancelledError:  # the pool is closing; the engine's end frees the rest
             self._gone(order.request)
             raise
-        finally:
-            look.cancel()
 
     def remove(self, generation: Generation) -> bool:
         """Take a request that has ended out of the plan; False when the engine does not have it."""
-        attempt = self._stay_of(generation.id)
+        attempt = self._stays.get(generation.id)
         if attempt is not None:
             self._leave(attempt, Leaving.DROPPED)
         return attempt is not None
 
     async def park(self, request: str, why: str, decision: str | None = None) -> bool:
         """Take it out of the engine until it fits again; True once its memory is back, False when it is not there."""
-        attempt = self._stay_of(request)
+        attempt = self._stays.get(request)
         if attempt is None or attempt.leaving is not None:
             return False
         parks = attempt.generation.parks
@@ -125,7 +128,7 @@ class Dispatch:
 
     async def cut_short(self, request: str, why: str, decision: str | None = None) -> None:
         """Have it end with the text it has; one that has none yet is parked. Returns when its memory is back."""
-        attempt = self._stay_of(request)
+        attempt = self._stays.get(request)
         if attempt is not None:
             leaving = Leaving.CUT_SHORT if attempt.generation.generated else Leaving.PARKED
             self._leave(attempt, leaving, Cut(why, decision))
@@ -336,38 +339,57 @@ class Dispatch:
         attempt = self._attempts.pop(request, None)
         if attempt is None:
             return
+        del self._stays[attempt.generation.id]
         leaving, attempt.leaving = attempt.leaving, Leaving.DROPPED
         if self._pool.link.wanted.requests.pop(request, None) is not None:
             self._pool.link.changed()
         generation = attempt.generation
-        promised_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0)
+        is_parked = leaving is Leaving.PARKED and not generation.ended
+        promised_bytes = self._pool.ledger.frees_bytes(attempt.entry.name).get(generation.id, 0) if is_parked else 0
         attempt.entry.in_engine.discard(generation.id)
         self._pool.door.release(attempt.entry, generation.id)
         if leaving is Leaving.CUT_SHORT:
             generation.cut_short = attempt.cut
             self.log.cost(generation, attempt.cut.decision)
-        elif leaving is Leaving.PARKED and not generation.ended:
+        elif is_parked:
             generation.park()
             self.log.parked(generation, promised_bytes, attempt.cut)
         if not attempt.gone.done():
             attempt.gone.set_result(None)
         self._pool.notify()
 
-    def _look_whether_it_waits(self, attempt: Attempt) -> None:
-        """Say once why the engine has a request and has not begun with it; one that was parked is told as parked."""
-        generation, kept = attempt.generation, [each for each in self._attempts.values() if each.leaving is None]
-        if generation.started or generation.turn_told or attempt not in kept:
-            return
-        model, link = attempt.entry.name, self._pool.link
-        runs = sum(each.started for each in kept if each.entry is attempt.entry)
-        prompts = sum(each.prefill_kv_bytes is not None for each in kept if each is not attempt)
-        reason = waits_in_engine(model, runs, link.max_batch, prompts, self._pool.loads.in_progress)
-        if reason is not None:
-            generation.turn_told = True
-            self.log.waits(generation, reason)
+    def _look_later(self, attempt: Attempt) -> None:
+        loop = asyncio.get_running_loop()
+        self._to_look_at.append((loop.time() + TOLD_AFTER_S, attempt))
+        if self._look is None:
+            self._look = loop.call_later(TOLD_AFTER_S, self._look_who_waits)
 
-    def _stay_of(self, request: str) -> Attempt | None:
-        return next((each for each in self._attempts.values() if each.generation.id == request), None)
+    def _look_who_waits(self) -> None:
+        """Say once of each why the engine has it and has not begun with it; what was parked is told as parked."""
+        loop, due = asyncio.get_running_loop(), list[Attempt]()
+        while self._to_look_at and self._to_look_at[0][0] <= loop.time() and len(due) < LOOKS_AT_ONCE:
+            due.append(self._to_look_at.popleft()[1])
+        self._tell_who_waits([each for each in due if not each.generation.started and not each.generation.turn_told])
+        self._look = None
+        if self._to_look_at:
+            self._look = loop.call_at(self._to_look_at[0][0], self._look_who_waits)
+
+    def _tell_who_waits(self, attempts: Sequence[Attempt]) -> None:
+        if not attempts:
+            return
+        kept = [each for each in self._attempts.values() if each.leaving is None]
+        running = Counter(each.entry.name for each in kept if each.started)
+        prompts = sum(each.prefill_kv_bytes is not None for each in kept)
+        for attempt in attempts:
+            if attempt.leaving is not None:
+                continue
+            model, others = attempt.entry.name, prompts - (attempt.prefill_kv_bytes is not None)
+            reason = waits_in_engine(
+                model, running[model], self._pool.link.max_batch, others, self._pool.loads.in_progress
+            )
+            if reason is not None:
+                attempt.generation.turn_told = True
+                self.log.waits(attempt.generation, reason)
 
     def _of(self, model: str) -> list[Attempt]:
         return [attempt for attempt in self._attempts.values() if attempt.entry.name == model]

@@ -7,12 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from omlxd.core.memory import MemoryReading
 from omlxd.daemon.memory_terms import MemoryTerms
+from omlxd.daemon.turnstile import Turnstile
 from omlxd.engine.events import EngineEvent, OverLimit
 from omlxd.engine.orders import EngineLimits, GenerationOrder, LoadOrder, Plan
 from omlxd.engine.protocol import Engine
+
+THEN_AT_ONCE: Final = 32
+"""Of those that wait for the engine in one turn of the loop: a thousand requests may go away together."""
 
 
 @dataclass
@@ -60,6 +65,7 @@ class EngineLink:
         self._held_seq: int | None = None
         self._closed = False
         self._fences: set[asyncio.Task[None]] = set()
+        self._behind_fence: list[Callable[[], None]] = []
         self._told_coming: Mapping[str, int] = {}
 
     @property
@@ -125,10 +131,18 @@ class EngineLink:
         events of that are posted before the next one is answered.
         """
 
+        self._behind_fence.append(then)
+        if len(self._behind_fence) > 1:
+            return  # the next fence has not begun: it is behind it too
+
         async def fence() -> None:
+            behind, self._behind_fence = self._behind_fence, []
             await self.read_rest(None)
             await self.read_rest(None)
-            then()
+            turnstile = Turnstile(THEN_AT_ONCE)
+            for each in behind:
+                await turnstile.through()
+                each()
 
         task = asyncio.create_task(fence())
         self._fences.add(task)

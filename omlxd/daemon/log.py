@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ class EventLog:
         kept: how many older files stay.
         least: events below this severity are not written.
         console: where else the events go (`--foreground`).
+        clock: of the file.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class EventLog:
         kept: int = 5,
         least: EventLevel = EventLevel.INFO,
         console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._least = least
-        self._file = LogFile(path, max_bytes=max_bytes, kept=kept)
+        self._file = LogFile(path, max_bytes=max_bytes, kept=kept, clock=clock)
         self._lines = structlog.wrap_logger(
             _LineWriter(self._file),
             processors=[_in_order, structlog.processors.JSONRenderer(ensure_ascii=False)],

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import math
 import os
 import stat
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+LOOK_S: Final = 0.02
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
     """Appends one line a record.
 
     A file that was moved away (logrotate) is left to whoever has it, and the name gets a new one; one that was emptied
-    (`copytruncate`) is appended to from its beginning; a directory that was removed is made again.
+    (`copytruncate`) is appended to from its beginning; a directory that was removed is made again. That is looked for
+    before a line, but not again within LOOK_S: each look lets go of the interpreter, which others may keep for long.
 
     Args:
         path: the current file; older ones are `path.1`, `path.2`, ...
         max_bytes: no file gets longer, unless one line alone is.
         kept: how many older files stay; 0 for none.
+        clock: seconds that only grow.
 
     Attributes:
         lost: lines that could not be written and that nobody was told of.
         last_error: why, in the system's words.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, kept: int) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, kept: int, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(
             path, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", errors="backslashreplace", delay=True
         )
@@ -35,6 +42,9 @@ class LogFile(logging.handlers.RotatingFileHandler):
         self.lost = 0
         self.last_error = ""
         self._failed = False
+        self._clock = clock
+        self._looked_s = -math.inf
+        self._size_bytes = self._line_bytes = 0
 
     def lost_to_report(self) -> int:
         """The count to tell, once, when the last line went through again."""
@@ -46,19 +56,17 @@ class LogFile(logging.handlers.RotatingFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line; never raises."""
         self._failed = False
-        if self.stream is not None and _is_another(self.baseFilename, self.stream.fileno()):
-            self._drop_stream()
+        if self.stream is not None and self._clock() - self._looked_s >= LOOK_S:
+            self._look()
         super().emit(record)
+        self._size_bytes += self._line_bytes
 
     def shouldRollover(self, record: logging.LogRecord) -> bool:
         """Whether the line would make the file too long; in bytes, where the standard library counts characters."""
         if self.stream is None:
             self.stream = self._open()
-        found = os.fstat(self.stream.fileno())
-        if not stat.S_ISREG(found.st_mode) or not found.st_size:
-            return False
-        line = self.format(record) + self.terminator
-        return found.st_size + len(line.encode(errors="backslashreplace")) > self.maxBytes
+        self._line_bytes = len((self.format(record) + self.terminator).encode(errors="backslashreplace"))
+        return self._size_bytes > 0 and self._size_bytes + self._line_bytes > self.maxBytes
 
     def doRollover(self) -> None:
         """Move the files on; without any to keep, empty the current one, which the standard library would let grow."""
@@ -66,6 +74,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
             super().doRollover()
         else:
             os.truncate(self.baseFilename, 0)
+            self._size_bytes = 0
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Count the line."""
@@ -75,6 +84,16 @@ class LogFile(logging.handlers.RotatingFileHandler):
         self.last_error = (isinstance(error, OSError) and error.strerror) or type(error).__name__
         # What could not be written waits in the stream and would fail again with every later line.
         self._drop_stream()
+
+    def _look(self) -> None:
+        """Whether the name still belongs to the open file, and how long that is."""
+        assert self.stream is not None
+        self._looked_s = self._clock()
+        ours = os.fstat(self.stream.fileno())
+        if _is_another(self.baseFilename, ours):
+            self._drop_stream()
+        else:
+            self._size_bytes = _size_bytes(ours)
 
     def _drop_stream(self) -> None:
         stream, self.stream = self.stream, None
@@ -90,14 +109,19 @@ class LogFile(logging.handlers.RotatingFileHandler):
             path.parent.mkdir(mode=0o700)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         stream = os.fdopen(fd, self.mode, encoding=self.encoding, errors=self.errors)
+        self._looked_s, self._size_bytes = self._clock(), _size_bytes(os.fstat(fd))
         if _is_torn(path):
             stream.write("\n")  # goes out with the next line, which then stands alone
         return stream
 
 
-def _is_another(path: str, fd: int) -> bool:
+def _size_bytes(found: os.stat_result) -> int:
+    """What counts towards its limit; a terminal or a pipe has none."""
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def _is_another(path: str, ours: os.stat_result) -> bool:
     """Whether the name belongs to another file by now, or to none."""
-    ours = os.fstat(fd)
     try:
         named = Path(path).stat()
     except OSError:

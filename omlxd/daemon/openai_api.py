@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from omlxd.daemon.openai_forms import SCHEMA_FIELD
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Generation
 from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
+from omlxd.daemon.turnstile import Turnstile
 from omlxd.daemon.wish import Options
 from omlxd.engine.codec import TextCodec
 
@@ -33,6 +35,9 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 PROGRESS_HEADER = "omlxd-progress"
 """Sent by who would rather have comments about a wait at once than an HTTP status for a prompt that is refused."""
+
+STARTED_AT_ONCE = 16
+"""Answers in one turn of the loop: one request may have 64 prompts."""
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -49,6 +54,7 @@ def routes(daemon: Daemon) -> list[Route]:
 class _OpenAiApi:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._turnstile = Turnstile(STARTED_AT_ONCE)
 
     async def models(self, request: Request) -> Response:
         listed = []
@@ -80,10 +86,7 @@ class _OpenAiApi:
         body = await read_body(request, CompletionBody)
         prompts = [{"prompt": each} if isinstance(each, str) else {"tokens": each} for each in body.prompts]
         own: Options = {"ignore_eos": bool(body.ignore_eos), "cache_prompt": body.cache_prompt is not False}
-        generations = await self._start(body, prompts, body.max_tokens, own)
-        if body.timings:
-            for generation in generations:  # before the first of them has run: nothing is waited for in between
-                generation.measured = Measured()
+        generations = await self._start(body, prompts, body.max_tokens, own, is_measured=bool(body.timings))
         replies = [Reply(generation, is_chat=False) for generation in generations]
         has_logprobs = body.told_logprobs is not None
         answer = Answer(CompletionShape(), replies, body.includes_usage, len(prompts), has_logprobs)
@@ -95,6 +98,8 @@ class _OpenAiApi:
         prompts: Sequence[Mapping[str, Any]],
         max_tokens: int | None,
         own: Options | None = None,
+        *,
+        is_measured: bool = False,
     ) -> list[Generation]:
         """A generation for each choice of each prompt; all or none."""
         form = await settle(body.form, SCHEMA_FIELD, body.tool_fields)
@@ -104,8 +109,11 @@ class _OpenAiApi:
                 for choice in range(body.choices):
                     options = sampling_options(body, choice) | (own or {})
                     options |= {"max_tokens": max_tokens, "form": form, "keep_alive_s": self._keep_alive_s(body)}
+                    await self._turnstile.through()
                     started.append(self._daemon.pool.generate(body.model, **prompt, **options))
-        except OmlxError:
+                    if is_measured:
+                        started[-1].measured = Measured()
+        except (OmlxError, asyncio.CancelledError):
             await close_all(started)
             raise
         return started

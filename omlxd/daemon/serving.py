@@ -28,6 +28,7 @@ from omlxd.daemon.model_watch import ModelWatch
 from omlxd.daemon.refusals import aborted, decision_behind, fresh, parked_too_long, shutting_down, weights_alone
 from omlxd.daemon.request import Cut, Generation
 from omlxd.daemon.tokenizing import DaemonThreads, tokenize
+from omlxd.daemon.turnstile import Turnstile
 from omlxd.daemon.wish import Prompt, Wish, tokens_left
 from omlxd.engine.codec import TextCodec
 from omlxd.engine.orders import GenerationOrder, LoadOrder
@@ -47,6 +48,7 @@ _NOT_READY = {
 FAILED_FOR_S = 30.0  # how long a failed load answers for the next request without being tried again
 AGAIN_S = 1.0  # after which a parked request tries again what was in vain; twice as long each time
 MOST_AGAIN_S = 8.0
+ADMITTED_AT_ONCE = 8  # in one turn of the loop: each takes a millisecond where there are a thousand models
 SHORT_CHARACTERS = 4096  # such a prompt may be read together with others, and its tokens are there in milliseconds
 
 
@@ -88,6 +90,7 @@ class Serving:
         self._threads = DaemonThreads(2, "omlxd-tokenizer")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch = ModelWatch(pool)
+        self._turnstile = Turnstile(ADMITTED_AT_ONCE)
 
     def begin(self, entry: EnginePoolEntry, generation: Generation, asked: Prompt, wish: Wish) -> None:
         """Take the request in; from now on its entry is in use."""
@@ -186,6 +189,7 @@ class Serving:
             is_short = request.asked.characters <= SHORT_CHARACTERS
             with pool.link.coming(entry.name) if is_short else nullcontext():
                 encoded = await tokenize(self._threads, entry.name, request.asked, codec)
+                await self._turnstile.through()
             request.tokens, request.codec, generation.shared_tokens = encoded.tokens, codec, encoded.shared_tokens
             generation.prompt, generation.prompt_tokens = request.tokens, len(request.tokens)
             request.wish.check(codec.vocab_size)

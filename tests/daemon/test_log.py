@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
 import resource
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.daemon import log as log_module
 from omlxd.daemon.log import MOST_ALIKE, EventLog, libraries_to, trace_of
+from omlxd.daemon.log_file import LOOK_S
 
 PROMPT = "Tell me a secret"
 LOADED = Event(
@@ -26,6 +29,11 @@ LOADED = Event(
     seq=4,
     ts=9.5,
 )
+
+
+def a_while_later() -> Callable[[], float]:
+    """A clock that goes on by more than the log takes a look at its file to be good for, each time it is read."""
+    return itertools.count(step=2 * LOOK_S).__next__
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -138,7 +146,7 @@ def test_a_line_that_a_killed_daemon_left_half_is_not_glued_to_the_next(tmp_path
 
 def test_a_log_directory_that_vanished_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "omlxd.jsonl"
-    log = EventLog(path)
+    log = EventLog(path, clock=a_while_later())
     log.write(LOADED)
     shutil.rmtree(path.parent)
     log.write(LOADED)
@@ -187,7 +195,7 @@ def test_a_line_longer_than_a_file_may_be_is_written_all_the_same_and_alone(tmp_
 
 def test_after_somebody_moved_the_file_away_the_name_gets_a_new_one(tmp_path: Path) -> None:
     path, moved = tmp_path / "omlxd.jsonl", tmp_path / "moved"
-    log = EventLog(path)
+    log = EventLog(path, clock=a_while_later())
     log.write(LOADED)
     path.rename(moved)
     log.write(LOADED)
@@ -196,9 +204,33 @@ def test_after_somebody_moved_the_file_away_the_name_gets_a_new_one(tmp_path: Pa
     assert (len(lines(moved)), len(lines(path))) == (1, 2)
 
 
+def test_lines_of_one_moment_look_at_the_file_once_and_none_is_lost_when_it_is_moved(tmp_path: Path) -> None:
+    path, moved, now = tmp_path / "omlxd.jsonl", tmp_path / "moved", 0.0
+    log = EventLog(path, clock=lambda: now)
+    log.write(LOADED)
+    path.rename(moved)
+    log.write(LOADED)
+    now += LOOK_S
+    log.write(LOADED)
+    log.close()
+    assert (len(lines(moved)), len(lines(path))) == (2, 1)
+
+
+def test_lines_of_one_moment_are_counted_and_the_file_still_keeps_to_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "omlxd.jsonl"
+    log = EventLog(path, max_bytes=1_000, kept=9, clock=lambda: 0.0)
+    for _ in range(50):
+        log.write(LOADED)
+    log.close()
+    line_bytes = len(path.read_bytes().splitlines(keepends=True)[0])
+    sizes = sorted(each.stat().st_size // line_bytes for each in tmp_path.iterdir())
+    fit = 1_000 // line_bytes
+    assert sizes == [50 % fit, *[fit] * (50 // fit)]
+
+
 def test_after_somebody_put_another_file_in_its_place_that_one_is_written_to(tmp_path: Path) -> None:
     path, moved = tmp_path / "omlxd.jsonl", tmp_path / "moved"
-    log = EventLog(path)
+    log = EventLog(path, clock=a_while_later())
     log.write(LOADED)
     path.rename(moved)
     path.touch()
@@ -209,7 +241,7 @@ def test_after_somebody_put_another_file_in_its_place_that_one_is_written_to(tmp
 
 def test_after_somebody_emptied_the_file_it_begins_anew_without_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "omlxd.jsonl"
-    log = EventLog(path)
+    log = EventLog(path, clock=a_while_later())
     for _ in range(3):
         log.write(LOADED)
     os.truncate(path, 0)

@@ -220,7 +220,7 @@ class PoolMachine(RuleBasedStateMachine):
     async def _finish(self) -> None:
         """Everything ends when the engine works on: no request, load or unload waits for ever."""
         self.engine.leak_bytes = 0
-        for _ in range(600):
+        for _ in range(2_000):  # over a limit for pinned models alone, a request may get on by one token a stay
             if all(task.done() for task in (*self.requests.values(), *self.tasks)):
                 break
             self.engine.step()

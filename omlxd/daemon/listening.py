@@ -100,7 +100,11 @@ async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | 
 
     async def hear(index: int, generation: Generation) -> None:
         try:
-            async for chunk in generation:
+            while await generation.wait():  # which aborts nothing when this is cancelled
+                try:
+                    chunk = await anext(generation)
+                except StopAsyncIteration:
+                    break
                 heard.put_nowait((index, chunk))
             heard.put_nowait((index, None))
         except Exception as error:

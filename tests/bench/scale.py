@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
+from tests.bench.background import again_and_again
 from tests.bench.decide import slope
 from tests.bench.report import Row, Target, alone
 from tests.bench.scale_loop import FIGURES, LOADED_SHARE, measure
@@ -21,6 +22,8 @@ SIZES = (10, 100, 1_000)
 MOST_PROMPTS = 64
 """In one request to `/v1/completions`."""
 STEP_TOKENS = 400
+ASK_S = 0.5
+"""Between two status, which take long themselves."""
 JUDGED_SIZE = 1_000
 STATUS, COMMAND = "GET status", "omlxd status --json"
 TARGETS = {STATUS: Target(50.0)}
@@ -93,7 +96,10 @@ def _daemon(scratch: Scratch, size: int, growth: _Growth) -> Iterator[Row]:
         for name in (first, *others):
             daemon.load(name)
         yield growth.row("reload, one of them changed", size, "ms", _reloads(daemon, scratch))
-        with _waiting(daemon, first, size):
+        come_ms, leave_ms = list[float](), list[float]()
+        with ExitStack() as crowd:
+            with _asked_meanwhile(daemon, come_ms):
+                crowd.enter_context(_waiting(daemon, first, size))
             rounds = scratch.rounds(21, 3)
             yield growth.row(STATUS, size, "ms", [milliseconds(daemon.status) for _ in range(rounds)])
             environment = as_installed(scratch, daemon)
@@ -103,6 +109,24 @@ def _daemon(scratch: Scratch, size: int, growth: _Growth) -> Iterator[Row]:
 
             command()  # writes the byte code
             yield growth.row(COMMAND, size, "ms", [milliseconds(command) for _ in range(rounds)])
+            with _asked_meanwhile(daemon, leave_ms):
+                crowd.close()
+                while daemon.status()["requests"]:
+                    time.sleep(ASK_S)
+        yield growth.row("GET /health, as many requests come at once", size, "ms", come_ms)
+        yield growth.row("GET /health, they all go away at once", size, "ms", leave_ms)
+
+
+@contextmanager
+def _asked_meanwhile(daemon: RunningDaemon, took_ms: list[float]) -> Iterator[None]:
+    """How long each of many `/health` takes, one after the other, until the block ends."""
+
+    def ask() -> None:
+        took_ms.append(milliseconds(lambda: daemon.client.get("/health", timeout_s=60.0)))
+        time.sleep(0.005)
+
+    with again_and_again(ask):
+        yield
 
 
 def _reloads(daemon: RunningDaemon, scratch: Scratch) -> list[float]:
@@ -125,5 +149,5 @@ def _waiting(daemon: RunningDaemon, model: str, count: int) -> Iterator[None]:
             body = json.dumps({"model": model, "prompt": prompts, "max_tokens": 2000, "temperature": 0})
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         while len(daemon.status()["requests"]) < count:
-            time.sleep(0.05)
+            time.sleep(ASK_S)
         yield

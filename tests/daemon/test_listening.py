@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from omlxd.daemon.listening import hear_pieces
+from omlxd.daemon.listening import close_all, hear_pieces
 from omlxd.daemon.replies import Reply
-from omlxd.daemon.request import Chunk
+from omlxd.daemon.request import Chunk, Generation
 
 
 class Talker:
@@ -22,7 +23,7 @@ class Talker:
         await asyncio.sleep(0)
         return Chunk("a", 1)
 
-    async def wait(self, timeout_s: float) -> bool:
+    async def wait(self, timeout_s: float | None = None) -> bool:
         await asyncio.sleep(0)
         return True
 
@@ -45,3 +46,35 @@ async def test_hearing_ends_whenever_it_is_cancelled(talkers: int) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert hearing.cancelled(), f"it went on after it was cancelled in round {rounds}"
+
+
+class Aborts:
+    """Who runs the generations, and is told to stop them."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def abort(self, request_id: str, reason: str) -> bool:
+        """Set it down."""
+        self.told.append(request_id)
+        return True
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_hearing_that_is_cancelled_aborts_none_and_closing_aborts_all(count: int) -> None:
+    owner = Aborts()
+    generations = [Generation(f"r{number}", "chat", owner, time.monotonic) for number in range(count)]
+    engine: Any = None
+
+    async def hear() -> None:
+        async for _ in hear_pieces(engine, [Reply(each, is_chat=False) for each in generations]):
+            pass
+
+    hearing = asyncio.create_task(hear())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    hearing.cancel()
+    await asyncio.wait([hearing])
+    assert owner.told == []
+    await close_all(generations)
+    assert owner.told == [generation.id for generation in generations]

@@ -52,8 +52,10 @@ def _problem_of(schema: dict[str, Any], strict: bool) -> str | None:
 
 
 def _unsupported(field: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(
+    refused = InvalidRequest(
         f"`{field}`: answers cannot be held to this schema: {problem}",
         hint="take out of the schema what is not supported; omlxd-api(7) says what is",
         details={"param": field},
     )
+    refused.logged = f"`{field}`: answers cannot be held to this schema"  # the problem may quote it
+    return refused

@@ -9,7 +9,9 @@ from pydantic import Field, Tag, model_validator
 
 from omlxd.core.answer_form import AnswerForm
 from omlxd.daemon.bodies import MOST_MESSAGES, Body, problem_of, told_by
-from omlxd.daemon.wish import MAX_STOPS
+from omlxd.daemon.wish import MAX_STOP_CHARACTERS, MAX_STOPS
+
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class CacheControl(Body):
@@ -276,10 +278,17 @@ class MessagesBody(CountBody):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+
+    @model_validator(mode="after")
+    def _answers_behind_its_thinking(self) -> MessagesBody:
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if budget is not None and budget >= self.max_tokens:
+            raise problem_of("thinking.budget_tokens", "must be less than `max_tokens`, which counts the thinking too")
+        return self
 
     @property
     def form(self) -> AnswerForm:

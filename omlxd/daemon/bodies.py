@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -119,6 +120,7 @@ def parse_body(content: bytes, kind: type[AnyBody]) -> AnyBody:
         problems = invalid.errors(include_url=False, include_context=True, include_input=False)
     if problems[0]["type"] == "json_invalid":
         reason = str(problems[0].get("ctx", {}).get("error", "it cannot be parsed"))
+        reason = _LONE_SURROGATE.sub("a `\\\\u` escape is half of a surrogate pair, which is no character,", reason)
         raise InvalidRequest(f"the body is not JSON: {reason}", hint="send a JSON object")
     raise _invalid(problems, kind)
 
@@ -154,6 +156,10 @@ def _told(problem: Any) -> tuple[str, str]:
         return "", "the body must be a JSON object"
     if location[-1] == "content" and problem["type"] in ("string_type", "list_type", "too_short"):
         return named, _CONTENT
+    if problem["type"] == "literal_error":
+        return named, _one_of(str(problem["ctx"]["expected"]))
+    if problem["type"] == "none_required":
+        return named, "is not supported; leave it out"
     if (plain := _LENGTHS.get(problem["type"])) is not None:
         is_empty = problem["ctx"].get("min_length") == 1
         return named, "must not be empty" if is_empty else plain.format(**problem["ctx"])
@@ -167,9 +173,10 @@ _LENGTHS = {
     "string_too_long": "must have at most {max_length} characters",
 }
 _OF_FIELD = "of field "
+_LONE_SURROGATE = re.compile("unexpected end of hex escape|lone leading surrogate in hex escape")
 _CONTENT = "must be a string, or a list of parts; neither of them empty"
 UNION_WORDS = {
-    "stop": "must be a string that is not empty, or a list of up to 16 of them",
+    "stop": "must be a string of 1 to 4096 characters, or a list of up to 16 of them",
     "max_memory": "must be a size such as `8G`, a percentage, `auto`, or a number of bytes",
     "prompt": "must be a string, a list of up to 64 strings, or token ids; none of them empty",
     "logit_bias": "must be an object of up to 1024 token ids, each with a number between -100 and 100",
@@ -182,8 +189,18 @@ def _is_branch(part: object) -> bool:
     return isinstance(part, str) and (part in ("str", "int", "constrained-str") or part.startswith(("list[", "as ")))
 
 
+def _one_of(expected: str) -> str:
+    """What a field may be that takes a few values only."""
+    words = re.findall("'([^']*)'", expected) or [expected.lower()]
+    if len(words) == 1:
+        return f"can only be `{words[0]}`"
+    return f"must be one of {', '.join(f'`{word}`' for word in words)}"
+
+
 def _lowered(message: str) -> str:
     message = message.removeprefix("Input ").removeprefix("Value ")
+    if message.startswith("should "):
+        message = "must " + message.removeprefix("should ")
     return message[:1].lower() + message[1:]
 
 

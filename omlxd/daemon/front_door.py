@@ -52,7 +52,18 @@ class TcpRules:
         if host in _LOOPBACK or host == self.listen.host:
             return True
         # Listening on all addresses: any address is ours, and an address cannot be rebound; of the names only our own.
-        return self.listen.host in ("0.0.0.0", "::") and (_is_address(host) or host == socket.gethostname().lower())
+        return self._hears_all and (_is_address(host) or host == socket.gethostname().lower())
+
+    @property
+    def our_names(self) -> tuple[str, ...]:
+        """Names in an address that are taken, for who has used another."""
+        if self._hears_all:
+            return ("localhost", "127.0.0.1", socket.gethostname().lower())
+        return tuple(dict.fromkeys((self.listen.host, "localhost")))
+
+    @property
+    def _hears_all(self) -> bool:
+        return self.listen.host in ("0.0.0.0", "::")
 
     def is_our_page(self, origin: str) -> bool:
         """Whether web pages of this origin may use it: those of this machine, and those that the manifest lists."""
@@ -122,12 +133,12 @@ class FrontDoor:
             raise NotPermitted("this daemon does not listen on TCP")
         asked = _header(scope, b"host")
         if not asked:
-            raise NotPermitted("the request has no `Host`", hint="send one, as `Host: localhost`")
+            raise InvalidRequest("the request has no `Host`", hint="send one, as `Host: localhost`")
         host = _host_of(asked)
         if not rules.is_our_name(host):
             raise NotPermitted(
                 f"the `Host` `{shown(host or asked)}` is not this server's name",
-                hint=f"use `{rules.listen.host}` or `localhost` in the address",
+                hint=f"in the address use {' or '.join(f'`{name}`' for name in rules.our_names)}",
             )
         origin = _header(scope, b"origin")
         if origin is not None and not rules.is_our_page(origin):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -142,7 +143,10 @@ class EngineLink:
             turnstile = Turnstile(THEN_AT_ONCE)
             for each in behind:
                 await turnstile.through()
-                each()
+                try:
+                    each()
+                except Exception as error:  # a bug of ours; the others behind it must not get lost with it
+                    logging.getLogger("omlxd").error("what waited for the engine failed", exc_info=error)
 
         task = asyncio.create_task(fence())
         self._fences.add(task)

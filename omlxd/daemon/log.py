@@ -1,6 +1,6 @@
 """Events as JSON lines in a file that rotates by size; a full disk costs lines, never the daemon.
 
-structlog renders, the standard library's handler rotates. Library messages (uvicorn, asyncio) become events too, so
+The standard library's handler rotates. Library messages (uvicorn, asyncio) become events too, so
 that there is one log.
 """
 
@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from omlxd.core.events import Emit, Event, EventLevel, EventName
-from omlxd.daemon.log_console import Console
+from omlxd.daemon.log_console import Console, json_line
 from omlxd.daemon.log_file import LogFile
 
 OURS: Final = "omlxd"
@@ -52,11 +50,6 @@ class EventLog:
     ) -> None:
         self._least = least
         self._file = LogFile(path, max_bytes=max_bytes, kept=kept, clock=clock)
-        self._lines = structlog.wrap_logger(
-            _LineWriter(self._file),
-            processors=[_in_order, structlog.processors.JSONRenderer(ensure_ascii=False)],
-            wrapper_class=structlog.BoundLogger,
-        )
         self._console = console
 
     def configure(self, least: EventLevel, max_bytes: int, kept: int) -> None:
@@ -71,13 +64,13 @@ class EventLog:
         """Write one event; lines that a full disk swallowed are counted and told once it takes some again."""
         if _SEVERITY[event.level] < _SEVERITY[self._least]:
             return
-        fields = {key: value for key, value in event.to_json().items() if key != "event"}
-        self._lines.msg(event.event.value, **fields)
+        line = event.to_json()
+        self._add(line)
         if lost := self._file.lost_to_report():
-            lost_fields = {"lost_lines": lost, "reason": self._file.last_error}
-            self._lines.msg(EventName.LOG_ERROR.value, ts=event.ts, level=EventLevel.ERROR.value, **lost_fields)
+            told = {"ts": event.ts, "level": EventLevel.ERROR.value, "event": EventName.LOG_ERROR.value}
+            self._add(told | {"lost_lines": lost, "reason": self._file.last_error})
         if self._console is not None:
-            self._console.show(event.to_json())
+            self._console.show(line)
 
     @property
     def lost_lines(self) -> int:
@@ -89,6 +82,10 @@ class EventLog:
         self._file.close()
         if self._console is not None:
             self._console.close()
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        ordered = {key: line[key] for key in _LEADING if key in line} | dict(line)
+        self._file.handle(logging.LogRecord(OURS, logging.INFO, "", 0, json_line(ordered), None, None))
 
 
 @contextmanager
@@ -119,16 +116,6 @@ def trace_of(error: BaseException) -> str:
     """Type and frames of an exception without its message, which may quote a prompt."""
     frames = traceback.format_tb(error.__traceback__)
     return "".join([*frames, f"{type(error).__module__}.{type(error).__qualname__}"])
-
-
-class _LineWriter:
-    """What structlog hands a rendered line to."""
-
-    def __init__(self, handler: logging.Handler) -> None:
-        self._handler = handler
-
-    def msg(self, line: str) -> None:
-        self._handler.handle(logging.LogRecord("omlxd", logging.INFO, "", 0, line, None, None))
 
 
 _CLIENT_LEFT = "socket.send() raised exception."
@@ -214,7 +201,3 @@ def _event_of(record: logging.LogRecord) -> Event:
         fields["traceback"] = trace_of(error)
     level = EventLevel.ERROR if record.levelno >= logging.ERROR else EventLevel.WARNING
     return Event(EventName.API_ERROR, level=level, fields=fields)
-
-
-def _in_order(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    return {key: line[key] for key in _LEADING if key in line} | dict(line)

@@ -7,6 +7,7 @@ and what it does not get rid of is left out and counted.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import queue
 import select
@@ -14,13 +15,17 @@ import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final, TextIO
 
-import structlog
-
 from omlxd.core.events import EventLevel
 from omlxd.daemon.journal import with_priority
 
 WAITING_LINES: Final = 1000
 CLOSE_S: Final = 1.0
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, default=repr)
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """The fields as one line of JSON; a value that JSON does not know as Python writes it."""
+    return _ENCODER.encode(fields)
 
 
 class Console:
@@ -77,10 +82,12 @@ class Console:
 def _journal_line(fields: dict[str, Any]) -> str:
     level = EventLevel(fields.pop("level"))
     fields.pop("ts", None)  # the journal has both
-    return with_priority(level, str(structlog.processors.JSONRenderer(ensure_ascii=False)(None, "", fields)))
+    return with_priority(level, json_line(fields))
 
 
 def _terminal_lines(*, colours: bool) -> Callable[[dict[str, Any]], str]:
+    import structlog.dev  # which imports Rich: 4 MB that a daemon in the background need not hold
+
     renderer = structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
 
     def rendered(fields: dict[str, Any]) -> str:

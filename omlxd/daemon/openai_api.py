@@ -24,6 +24,7 @@ from omlxd.daemon.measured import Measured
 from omlxd.daemon.openai_answers import DONE, Answer, ChatShape, CompletionShape, frame
 from omlxd.daemon.openai_bodies import AnswerBody, ChatBody, CompletionBody
 from omlxd.daemon.openai_forms import SCHEMA_FIELD
+from omlxd.daemon.pages import Page
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Generation
 from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
@@ -57,14 +58,11 @@ class _OpenAiApi:
         self._turnstile = Turnstile(STARTED_AT_ONCE)
 
     async def models(self, request: Request) -> Response:
-        listed = []
+        page, listed = Page.asked(request.query_params), []
         for view in self._daemon.monitor.models():
             names = () if view.removed else (view.name, *view.aliases)
             listed += [self._model(name, view) for name in names]
-        pages = {"has_more": False, "first_id": None, "last_id": None}
-        if listed:
-            pages |= {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
-        return JsonResponse({"object": "list", "data": listed, **pages})
+        return JsonResponse({"object": "list", **page.of(listed)})
 
     async def model(self, request: Request) -> Response:
         asked = request.path_params["name"]
@@ -75,7 +73,8 @@ class _OpenAiApi:
         body = await read_body(request, ChatBody)
         messages = [message.for_template() for message in body.messages]
         prompt = {"messages": messages, "tools": body.offered_tools, "thinking": body.thinking}
-        generations = await self._start(body, [prompt], body.length)
+        own: Options = {} if body.reasoning_field is None else {"reasoning_field": body.reasoning_field}
+        generations = await self._start(body, [prompt], body.length, own)
         told: Any = {"tools": body.offered_tools, "one_call": body.form.one_call, "must_call": body.form.must_call}
         replies = [Reply(generation, **told) for generation in generations]
         has_logprobs = body.told_logprobs is not None

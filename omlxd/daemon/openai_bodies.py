@@ -19,7 +19,7 @@ from omlxd.daemon.openai_forms import (
     must_call,
 )
 from omlxd.daemon.openai_messages import ChatMessage
-from omlxd.daemon.wish import MAX_STOPS, MAX_TOP_LOGPROBS
+from omlxd.daemon.wish import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP_LOGPROBS
 
 MOST_ANSWERS = 64
 """Prompts times `n` of one request."""
@@ -33,7 +33,7 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-StopText = Annotated[str, Field(min_length=1)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
@@ -193,6 +193,13 @@ class ChatBody(AnswerBody):
         if self.reasoning_effort is not None:
             return self.reasoning_effort != "none"
         return self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs is not None else None
+
+    @property
+    def reasoning_field(self) -> str | None:
+        """The field that asks the model to reason first, if one does."""
+        if not self.thinking:
+            return None
+        return "chat_template_kwargs.enable_thinking" if self.reasoning_effort is None else "reasoning_effort"
 
     @property
     def length(self) -> int | None:

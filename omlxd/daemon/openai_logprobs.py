@@ -21,11 +21,12 @@ class ChatLogprobs:
     """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`."""
 
     def tell(self, tokens: Sequence[TokenLogprob], codec: TextCodec) -> dict[str, Any]:
-        """One entry a token; half a character has no bytes to tell."""
+        """One entry a token; half a character has bytes of its own."""
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = codec.token_text(token)
-            return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+            spelled = codec.token_bytes(token)
+            told = {"token": codec.token_text(token), "logprob": logprob}
+            return {**told, "bytes": None if spelled is None else list(spelled)}
 
         content = [
             {**entry(each.token, each.logprob), "top_logprobs": [entry(*likely) for likely in each.top]}

@@ -23,7 +23,7 @@ class TextPart(Body):
         if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind != "text":
             # One sentence, where the fields of the other kind would be complained of too.
             what = "images are" if kind in _IMAGES else "anything but text is"
-            raise problem_of("type", f"must be 'text': {what} not supported")
+            raise problem_of("type", f"can only be `text`: {what} not supported")
         return part
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import omlxd
+from omlxd.daemon import pages
 from omlxd.daemon.anthropic_api import COUNT_PATH
 from omlxd.daemon.anthropic_bodies import CountBody, MessagesBody
 from omlxd.daemon.bodies import Body, LimitsBody, LoadBody, NoBody, PinBody, ReloadBody, StopBody, UnloadBody
@@ -38,7 +39,7 @@ OPERATIONS = (
     Operation("GET", "/health", "Whether the daemon is well"),
     Operation("GET", METRICS_PATH, "State and counters for Prometheus"),
     Operation("GET", OPENAPI_PATH, "This document"),
-    Operation("GET", "/v1/models", "The models and their aliases"),
+    Operation("GET", "/v1/models", "The models and their aliases", query=pages.QUERY),
     Operation("GET", "/v1/models/{name}", "One model"),
     Operation("POST", CHAT_PATH, "Answer a conversation", ChatBody),
     Operation("POST", COMPLETIONS_PATH, "Continue a text", CompletionBody),

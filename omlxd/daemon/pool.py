@@ -305,6 +305,8 @@ class EnginePool:
                 None for its own `ttl`.
             ignore_eos: the answer goes on behind an end that the model makes; not with a form.
             cache_prompt: whether it may use the prefix cache, and leave something there (the default).
+            reasoning_field: the field of a request that asks for reasoning, which a model that cannot reason refuses;
+                without it such a model answers as it can.
 
         Raises:
             UnknownModel: no such model.

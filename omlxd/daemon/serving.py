@@ -192,8 +192,9 @@ class Serving:
                 await self._turnstile.through()
             request.tokens, request.codec, generation.shared_tokens = encoded.tokens, codec, encoded.shared_tokens
             generation.prompt, generation.prompt_tokens = request.tokens, len(request.tokens)
-            request.wish.check(codec.vocab_size)
-            tokens_left(entry.name, len(request.tokens), request.wish.max_tokens, codec.context_length)
+            request.wish.check(codec)
+            asked, wish = request.asked, request.wish
+            tokens_left(entry.name, len(request.tokens), wish.max_tokens, codec.context_length, asked.param)
             request.constraint = await self._constraint(request, request.tokens, codec)
         if request.tokens is not None:
             pool.door.check(entry, generation, len(request.tokens) + len(generation.generated))
@@ -319,7 +320,7 @@ class Serving:
             raise weights_alone(entry.name, weights_bytes, limits)
         codec = self._pool.engine.codec(entry.name)
         context_length = codec.context_length if codec is not None else entry.context_length
-        max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length)
+        max_tokens = tokens_left(entry.name, len(tokens), wish.max_tokens, context_length, request.asked.param)
         return GenerationOrder(
             generation.id,
             entry.name,

@@ -83,7 +83,7 @@ async def tokenize(threads: Executor, model: str, asked: Prompt, codec: TextCode
             f"the prompt has {characters} characters, more than the context of `{model}` ({context_length} tokens)"
             " can hold",
             hint="shorten the prompt",
-            details={"prompt_characters": characters, "context_length": context_length},
+            details={"prompt_characters": characters, "context_length": context_length, "param": asked.param},
         )
     return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, codec)
 

@@ -16,6 +16,7 @@ from omlxd.engine.orders import Sampling
 
 DEFAULT_MAX_TOKENS = 4096
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 4096
 MAX_TOP_LOGPROBS = 20
 
 
@@ -39,6 +40,11 @@ class Prompt:
     tokens: tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     thinking: bool | None = None
+
+    @property
+    def param(self) -> str:
+        """The field of a request that it came in."""
+        return "prompt" if self.messages is None else "messages"
 
     @property
     def characters(self) -> int:
@@ -109,6 +115,7 @@ class Options(TypedDict, total=False):
     keep_alive_s: float | None
     ignore_eos: bool
     cache_prompt: bool
+    reasoning_field: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +130,19 @@ class Wish:
     keep_alive_s: float | None = None
     ignore_eos: bool = False
     cache_prompt: bool = True
+    reasoning_field: str | None = None
 
-    def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest when a token of `logit_bias` is beyond the vocabulary."""
+    def check(self, codec: TextCodec) -> None:
+        """Raise InvalidRequest when a token of `logit_bias` is beyond the vocabulary, or the model cannot reason."""
         for token, _ in self.sampling.logit_bias:
-            if token >= vocab_size:
-                raise _beyond_vocabulary(token, vocab_size, "logit_bias")
+            if token >= codec.vocab_size:
+                raise _beyond_vocabulary(token, codec.vocab_size, "logit_bias")
+        if self.reasoning_field is not None and not codec.reasons:
+            raise InvalidRequest(
+                f"`{self.reasoning_field}`: this model does not reason before it answers",
+                hint="leave it out, or ask another model",
+                details={"param": self.reasoning_field},
+            )
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -153,6 +167,8 @@ def check_wish(options: Options) -> Wish:
     _must("top_k", options.get("top_k", 0) >= 0, "at least 0")
     _must("repetition_penalty", 0 < options.get("repetition_penalty", 1) <= 10, "above 0 and at most 10")
     _must("stop", len(stops) <= MAX_STOPS and all(stops), f"at most {MAX_STOPS} strings, none of them empty")
+    longest = max((len(each) for each in stops), default=0)
+    _must("stop", longest <= MAX_STOP_CHARACTERS, f"strings of at most {MAX_STOP_CHARACTERS} characters")
     _must("top_logprobs", 0 <= (top_logprobs or 0) <= MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}")
     good = all(token >= 0 and -100 <= value <= 100 for token, value in bias.items())
     _must("logit_bias", good, "token ids with numbers between -100 and 100")
@@ -172,7 +188,17 @@ def check_wish(options: Options) -> Wish:
     ignore_eos, cache_prompt = options.get("ignore_eos", False), options.get("cache_prompt", True)
     form = options.get("form")
     _must("ignore_eos", not ignore_eos or form is None, "left out of an answer that is held to a form")
-    return Wish(sampling, max_tokens, stops, top_logprobs, form, keep_alive_s, ignore_eos, cache_prompt)
+    return Wish(
+        sampling,
+        max_tokens,
+        stops,
+        top_logprobs,
+        form,
+        keep_alive_s,
+        ignore_eos,
+        cache_prompt,
+        options.get("reasoning_field"),
+    )
 
 
 def _must(param: str, good: bool, be: str) -> None:
@@ -190,8 +216,13 @@ def _beyond_vocabulary(token: int, vocab_size: int, param: str) -> InvalidReques
     )
 
 
-def tokens_left(model: str, prompt_tokens: int, max_tokens: int | None, context_length: int | None) -> int:
+def tokens_left(
+    model: str, prompt_tokens: int, max_tokens: int | None, context_length: int | None, param: str = "prompt"
+) -> int:
     """How many tokens may be generated: what was asked for, but no more than the context leaves.
+
+    Args:
+        param: the field of the request that the prompt came in.
 
     Raises:
         ContextExceeded: the prompt and one token are longer than the context.
@@ -204,6 +235,6 @@ def tokens_left(model: str, prompt_tokens: int, max_tokens: int | None, context_
             f"the prompt has {prompt_tokens} tokens and `{model}` has a context of {context_length},"
             " of which the answer needs at least 1",
             hint=f"shorten the prompt by {1 - left} tokens or more",
-            details={"prompt_tokens": prompt_tokens, "context_length": context_length},
+            details={"prompt_tokens": prompt_tokens, "context_length": context_length, "param": param},
         )
     return min(max_tokens or DEFAULT_MAX_TOKENS, left)

@@ -35,6 +35,11 @@ class TextCodec(Protocol):
         """Tokens the model was made for, or less where the manifest says so; None when unknown."""
         ...
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the model marks a reasoning before its answer, so that it may be asked for."""
+        ...
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -42,7 +47,7 @@ class TextCodec(Protocol):
         thinking: bool | None = None,
     ) -> list[int]:
         """Prompt tokens of a conversation, with the tools on offer; `thinking` asks templates that know it (None: the
-        template's way). Raises InvalidRequest when the template refuses it or knows no tools.
+        template's way). Raises InvalidRequest when the template refuses it, knows no tools or drops earlier calls.
         """
         ...
 
@@ -56,6 +61,10 @@ class TextCodec(Protocol):
 
     def token_text(self, token: int) -> str:
         """One token as text; half a character is U+FFFD."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """One token in UTF-8, of which it may be a part of a character; None when its vocabulary does not say."""
         ...
 
     def reply_format(self, prompt: Sequence[int], *, with_tools: bool) -> ReplyFormat:

@@ -20,6 +20,10 @@ from omlxd.engine.grammars import Constraint, Grammars
 _JUST_BEFORE = 8  # tokens from the end of a prompt: the marker and a few breaks
 _TOOLS = re.compile(r"\{[%{](?:(?![%}]\}).)*\btools\b", re.DOTALL)
 """A template's code that speaks of tools; a remark or a text of it may too."""
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""One byte of a character that the vocabulary does not have, as SentencePiece writes it."""
+_PLAIN_NAME = re.compile("[A-Za-z0-9_-]+")
+"""A function's name that every template writes as it is."""
 SHORTEST_QUOTE = 8  # characters; a shorter message may stand in any error by chance
 
 
@@ -56,6 +60,13 @@ class ChatCodec:
         """Token ids that end a generation."""
         return frozenset(self._tokenizer.eos_token_ids)
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the model marks a reasoning before its answer."""
+        edges = [edge for edges in self._tokenizer.response_transitions.values() for edge in edges]
+        starts = self._tokenizer.response_initial_state == REASONING
+        return bool(self._tokenizer.has_thinking) or starts or any(state == REASONING for _, state in edges)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -68,8 +79,10 @@ class ChatCodec:
         """
         if tools and not self._tokenizer.has_tool_calling:
             raise self._no_tools()
-        begun = _begins_the_answer(messages)
+        begun, called = _begins_the_answer(messages), _called_names(messages)
         if not self._tokenizer.has_chat_template:
+            if called:
+                raise _drops_calls()
             lines = [f"{message['role']}: {message['content']}" for message in messages]
             return self.encode_text("\n".join(lines if begun else [*lines, "assistant:"]))
         options: dict[str, Any] = {"continue_final_message": True} if begun else {}
@@ -91,6 +104,11 @@ class ChatCodec:
             )
             refused.logged = "the model's chat template refuses these messages"  # its own words may quote them
             raise refused from None
+        if called:
+            with self._lock:
+                text = str(self._tokenizer.decode(ids))
+            if not any(name in text for name in called):
+                raise _drops_calls()
         return [int(token) for token in ids]
 
     def _no_tools(self) -> InvalidRequest:
@@ -109,6 +127,18 @@ class ChatCodec:
         """One token as text; half a character is U+FFFD."""
         with self._lock:
             return str(self._tokenizer.decode([token]))
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """One token in UTF-8; of half a character as byte-level vocabularies and those with a byte fallback say it."""
+        if "\ufffd" not in (text := self.token_text(token)):
+            return text.encode()
+        with self._lock:
+            piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        if (fallback := _BYTE.fullmatch(piece)) is not None:
+            return bytes([int(fallback[1], 16)])
+        if all(character in _BYTE_OF for character in piece):
+            return bytes(_BYTE_OF[character] for character in piece)
+        return None
 
     def reply_format(self, prompt: Sequence[int], *, with_tools: bool) -> ReplyFormat:
         """How the model marks the parts of its reply to this prompt, which may have begun its reasoning already."""
@@ -148,9 +178,11 @@ class ChatCodec:
         try:
             return self.grammars.constraint(grammar_of(form, Speech(self.grammars.token_of, reasoning, calls)))
         except ValueError as error:
-            raise InvalidRequest(
+            refused = InvalidRequest(
                 f"`{param}`: {error}", hint="leave it out, or ask for a simpler form", details={"param": param}
-            ) from None
+            )
+            refused.logged = f"`{param}`: the answer cannot be held to this form"  # the error may quote a schema
+            raise refused from None
 
     def _reasoning(self, prompt: Sequence[int]) -> Reasoning | None:
         tokenizer = self._tokenizer
@@ -245,6 +277,30 @@ class StreamText:
         keep = longest_prefix_at_end(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """By its character, each byte as GPT-2's byte-level vocabularies write it: one that can be seen as itself."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(0x100) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + at): byte for at, byte in enumerate(unseen)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _called_names(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The functions that earlier messages have called, of names that would stand in the prompt as they are."""
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    return [call["function"]["name"] for call in calls if _PLAIN_NAME.fullmatch(call["function"]["name"])]
+
+
+def _drops_calls() -> InvalidRequest:
+    return InvalidRequest(
+        "`messages`: this model's chat template leaves calls of tools out, and the model would not see them",
+        hint="ask a model that was made for tools, or tell it in words what was called",
+        details={"param": "messages"},
+    )
 
 
 def _begins_the_answer(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -56,6 +56,10 @@ async def test_the_anthropic_client_lists_the_models(tmp_path: Path) -> None:
         assert (await api.models.retrieve("default")).created_at == listed[0].created_at
         page = await api.models.list()
         assert (page.has_more, page.first_id, page.last_id) == (False, "chat", "small")
+        assert [model.id async for model in api.models.list(limit=1)] == ["chat", "default", "small"]
+        assert [model.id async for model in api.models.list(limit=1, before_id="small")] == ["default", "chat"]
+        with pytest.raises(anthropic.BadRequestError, match="`after_id`: is not the id of a model here"):
+            await api.models.list(after_id="nobody")
     async with running(tmp_path, {}) as daemon, client(daemon) as api:
         assert [model async for model in api.models.list()] == []
 
@@ -69,6 +73,16 @@ async def test_the_anthropic_client_gets_a_whole_message(tmp_path: Path) -> None
         assert block.text.split() == [f"tok{number}" for number in range(8)]
         assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
         assert (message.usage.input_tokens, message.usage.output_tokens) == (3 + 7, 8)
+
+
+async def test_thinking_takes_less_than_the_whole_answer(tmp_path: Path) -> None:
+    async with running(tmp_path, MODELS) as daemon, client(daemon) as api:
+        asked: Any = ASKED | {"max_tokens": 1024}
+        with pytest.raises(anthropic.BadRequestError, match="must be less than `max_tokens`"):
+            await api.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 1024})
+        # A model that cannot reason answers all the same: agents ask every model for it.
+        message = await api.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 1023})
+        assert [block.type for block in message.content] == ["text"]
 
 
 @pytest.mark.parametrize(
@@ -264,12 +278,12 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
         ({"temperature": 1.5}, "temperature", "less than or equal to 1"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences", "at most 16"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema", "is missing"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "tools[0].type", "'custom'"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "tools[0].type", "`custom`"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs `tools`"),
         ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice.name", "which needs it"),
         ({"tool_choice": {"type": "auto", "name": "f"}, "tools": [TOOL]}, "tool_choice.name", "belongs to"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice.name", "not one of"),
-        ({"tool_choice": {"type": "must"}}, "tool_choice.type", "'any'"),
+        ({"tool_choice": {"type": "must"}}, "tool_choice.type", "must be one of `auto`, `any`, "),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "is missing"),
         ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type", "json_schema"),
         ({"top_logprobs": 3}, "top_logprobs", "is not a field"),

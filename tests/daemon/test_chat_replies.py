@@ -52,6 +52,25 @@ async def test_the_openai_client_holds_a_conversation_with_a_tool_call(tmp_path:
         assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", "It is sunny.")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_cannot_reason_refuses_to_be_asked_for_it(tmp_path: Path, stream: bool) -> None:
+    body = {"model": "chat", "messages": HELLO, "max_tokens": 2, "stream": stream}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("reasoning_effort", {"reasoning_effort": "low"}),
+        ("chat_template_kwargs.enable_thinking", {"chat_template_kwargs": {"enable_thinking": True}}),
+    ]
+    async with running(tmp_path, MODELS) as daemon:
+        for field, more in asked:
+            answer = await daemon.ask("POST", PATH, body | more)
+            assert (answer.status, answer.json["error"]["param"]) == (400, field)
+        assert (await daemon.ask("POST", PATH, body | {"reasoning_effort": "none"})).status == 200
+    thinks = tmp_path / "thinks"
+    thinks.mkdir()
+    async with running(thinks, MODELS, engine=saying("Yes.")) as daemon:
+        for _, more in asked:
+            assert (await daemon.ask("POST", PATH, body | more)).status == 200
+
+
 async def test_streamed_calls_come_whole_and_numbered_and_nothing_of_them_is_content(tmp_path: Path) -> None:
     engine = saying("Two: ", *cut(CALL, 3), "\n", *cut(CALL.replace("Bern", "Basel"), 7))
     async with running(tmp_path, MODELS, engine=engine) as daemon, client(daemon) as api:

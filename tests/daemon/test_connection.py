@@ -165,7 +165,7 @@ async def test_a_request_with_a_fault_is_told_which_and_what_to_send_instead(
 async def test_http_1_0_without_a_host_is_told_on_tcp_that_one_is_needed(tmp_path: Path) -> None:
     async with doors(tmp_path) as made:
         answer = parsed(await raw(made.tcp, b"GET /health HTTP/1.0\r\n\r\n"))
-        assert (answer.status, answer.error["message"]) == (403, "the request has no `Host`")
+        assert (answer.status, answer.error["message"]) == (400, "the request has no `Host`")
         assert "`Host: localhost`" in answer.error["hint"]
         assert parsed(await raw(made.unix, b"GET /health HTTP/1.0\r\n\r\n")).status == 200
 
@@ -179,7 +179,7 @@ async def test_http_1_0_without_a_host_is_told_on_tcp_that_one_is_needed(tmp_pat
         ("http://localhost/health", "evil.example", 200),
         ("http://evil.example/health", "localhost", 403),
         ("http://localhost@evil.example/health", "localhost", 403),
-        ("http:///health", "localhost", 403),
+        ("http:///health", "localhost", 400),
         ("http://localhost", "localhost", 404),
         ("http://localhost?/health", "localhost", 404),
         ("http://localhost/v1/control/status", "localhost", 404),

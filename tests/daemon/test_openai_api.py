@@ -272,8 +272,27 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(tmp_
     async with running(tmp_path, TWO, engine=FakeEngine("thread", context_length=20)) as daemon:
         answer = await daemon.ask("POST", PATH, {"model": "chat", "messages": long, "stream": stream})
         error = answer.json["error"]
-        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+        assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
         assert "20" in error["message"]
+        answer = await daemon.ask("POST", "/v1/completions", {"model": "chat", "prompt": "word " * 50})
+        assert answer.json["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=x", "limit"),
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("limit=%C2%B2", "limit"),
+        ("before_id=nobody", "before_id"),
+        ("after_id=chat&before_id=chat", "before_id"),
+    ],
+)
+async def test_a_page_of_models_that_cannot_be_is_refused(tmp_path: Path, query: str, param: str) -> None:
+    async with running(tmp_path, TWO) as daemon:
+        answer = await daemon.ask("GET", f"/v1/models?{query}")
+        assert (answer.status, answer.json["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("stream", [False, True])

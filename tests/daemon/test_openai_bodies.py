@@ -55,15 +55,17 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"seed": 0.5}, "seed", "integer"),
         ({"seed": 2**70}, "seed", "`seed`"),
-        ({"stop": [""]}, "stop", "not empty"),
+        ({"stop": [""]}, "stop", "1 to 4096 characters"),
+        ({"stop": "x" * 4097}, "stop", "1 to 4096 characters"),
+        ({"store": True}, "store", "can only be `false`"),
         ({"stop": ["x"] * 10_000}, "stop", "up to 16"),
         ({"stop": 4}, "stop", "a string"),
         ({"stream": "yes"}, "stream", "boolean"),
         ({"model": ""}, "model", "`model`"),
         ({"model": None}, "model", "`model`"),
         ({"store": True}, "store", "`store`"),
-        ({"service_tier": "flex"}, "service_tier", "'auto' or 'default'"),
-        ({"modalities": ["audio"]}, "modalities[0]", "'text'"),
+        ({"service_tier": "flex"}, "service_tier", "must be one of `auto`, `default`"),
+        ({"modalities": ["audio"]}, "modalities[0]", "can only be `text`"),
         ({"top_k": -1}, "top_k", "greater than or equal to 0"),
         ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
         ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
@@ -75,7 +77,7 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"logprobs": 1}, "logprobs", "boolean"),
         ({"top_logprobs": 2}, "top_logprobs", "needs `logprobs`"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "can only be `function`"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "is missing"),
         ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
         ({"tool_choice": NAMED}, "tool_choice", "needs `tools`"),
@@ -90,13 +92,13 @@ def calling(**change: Any) -> dict[str, Any]:
         (schema_format(name="a b", schema={}), "response_format.json_schema.name", "pattern"),
         (schema_format(name="a", schema=["SECRET"]), "response_format.json_schema.schema", "object"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
-        ({"reasoning_effort": "huge"}, "reasoning_effort", "'none'"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "must be one of `none`, `minimal`, "),
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
             "reasoning_effort",
             "contradicts",
         ),
-        ({"verbosity": "low"}, "verbosity", "'medium'"),
+        ({"verbosity": "low"}, "verbosity", "can only be `medium`"),
         ({"keep_alive": "soon"}, "keep_alive", "a number of seconds, or a duration such as `5m`"),
         ({"keep_alive": True}, "keep_alive", "a number of seconds"),
         ({"keep_alive": "--5m"}, "keep_alive", "a number of seconds"),
@@ -116,7 +118,11 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "must be a string"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "must be a string"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "'text'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+            "be `text`",
+        ),
         (
             {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
             "messages[0].tool_calls",
@@ -124,7 +130,7 @@ def calling(**change: Any) -> dict[str, Any]:
         ),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content", "unless there are `tool_calls`"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].tool_calls", "must not be empty"),
-        (calling(type="custom"), "messages[1].tool_calls[0].type", "'function'"),
+        (calling(type="custom"), "messages[1].tool_calls[0].type", "can only be `function`"),
         (calling(function={"name": "f"}), "messages[1].tool_calls[0].function.arguments", "is missing"),
         (
             calling(function={"name": "f", "arguments": "[SECRET"}),
@@ -157,10 +163,10 @@ def test_a_wrong_field_of_a_chat_is_named(change: dict[str, Any], param: str, wo
         ({"prompt": [1.5]}, "prompt", "token ids"),
         ({"prompt": ["x"] * 65}, "prompt", "up to 64"),
         ({"prompt": ["x"] * 5, "n": 16}, "n", "at most 64"),
-        ({"echo": True}, "echo", "`echo`"),
+        ({"echo": True}, "echo", "can only be `false`"),
         ({"best_of": 3}, "best_of", "`best_of`"),
         ({"logprobs": True}, "logprobs", "integer"),
-        ({"suffix": "end"}, "suffix", "null"),
+        ({"suffix": "end"}, "suffix", "is not supported; leave it out"),
         ({"max_completion_tokens": 3}, "max_completion_tokens", "is not a field"),
     ],
 )
@@ -179,7 +185,7 @@ def test_a_part_that_is_not_text_is_one_problem(kind: str, words: str) -> None:
     part = {"type": kind, kind: {"url": "data:,SECRET"}}
     with pytest.raises(InvalidRequest) as refused:
         chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, part]}])
-    assert refused.value.message == f"`messages[0].content[1].type`: must be 'text': {words}"
+    assert refused.value.message == f"`messages[0].content[1].type`: can only be `text`: {words}"
 
 
 def test_fields_that_clients_send_for_the_record_are_taken() -> None:
@@ -244,10 +250,20 @@ def test_a_time_to_keep_the_model_is_read_as_ollama_reads_it(sent: Any, seconds:
     assert chat(keep_alive=sent).idle_s == completion(ttl=sent).idle_s == seconds
 
 
+@pytest.mark.parametrize("text", [b"\\ud800", b"\\udc00 and more", b"\\ud800\\u0041"])
+def test_half_of_a_surrogate_pair_is_called_that(text: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
+        parse_body(b'{"model": "m", "prompt": "' + text + b'"}', CompletionBody)
+
+
 def test_a_model_reasons_as_the_effort_says() -> None:
     assert (chat(reasoning_effort="none").thinking, chat(reasoning_effort="low").thinking) == (False, True)
     assert chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": True}).thinking is True
     assert chat().thinking is None
+    asked = {"enable_thinking": True}
+    assert chat(reasoning_effort="low").reasoning_field == "reasoning_effort"
+    assert chat(chat_template_kwargs=asked).reasoning_field == "chat_template_kwargs.enable_thinking"
+    assert chat(reasoning_effort="none").reasoning_field is chat().reasoning_field is None
 
 
 def test_an_answer_can_be_sent_back_as_clients_keep_it() -> None:

@@ -51,6 +51,47 @@ def make(tmp_path: Path) -> Callable[..., ChatCodec]:
     return lambda template=TEMPLATE, thinks=False: codec_of(tmp_path / "m", template, thinks=thinks)
 
 
+def test_the_bytes_of_half_a_character_are_told(make: Callable[..., ChatCodec]) -> None:
+    codec, text = make(), "é€ 🙂"
+    tokens = codec.encode_text(text)
+    assert len(tokens) == len(text.encode())
+    assert b"".join(codec.token_bytes(token) or b"?" for token in tokens) == text.encode()
+    (end,) = codec.end_ids
+    assert codec.token_bytes(end) == b"<|im_end|>"
+
+
+def test_the_bytes_of_a_byte_fallback_are_told(tmp_path: Path) -> None:
+    from mlx_lm.tokenizer_utils import load
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = {"<unk>": 0, "a": 1} | {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "a"})
+    codec = ChatCodec(load(tmp_path), len(vocab), None)
+    assert [codec.token_bytes(token) for token in codec.encode_text("aé")] == [b"a", b"\xc3", b"\xa9"]
+
+
+def test_only_a_model_with_marks_for_it_reasons(tmp_path: Path) -> None:
+    assert codec_of(tmp_path / "thinks", TEMPLATE, thinks=True).reasons
+    assert not codec_of(tmp_path / "answers", TEMPLATE, thinks=False).reasons
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"])
+def test_a_template_that_leaves_earlier_calls_out_refuses_them(
+    make: Callable[..., ChatCodec], template: str | None
+) -> None:
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [CALLED]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "1"},
+    ]
+    with pytest.raises(InvalidRequest, match="leaves calls of tools out") as refused:
+        make(template).encode_chat(messages)
+    assert refused.value.details["param"] == "messages"
+
+
 def text_of(codec: ChatCodec, ids: list[int]) -> str:
     return "".join(codec.token_text(token) for token in ids)
 

@@ -26,7 +26,7 @@ from omlxd.core.errors import DoesNotFit, EngineFailed, InvalidRequest, LoadCanc
 from omlxd.core.histogram import Histogram
 from omlxd.core.memory import MemoryReading
 from omlxd.core.prefix_index import LEAST_TOKENS, PrefixIndex
-from omlxd.core.reply import ANSWER, TOOL_CALL, ReplyFormat, Transitions
+from omlxd.core.reply import ANSWER, REASONING, TOOL_CALL, ReplyFormat, Transitions
 from omlxd.core.states import FinishReason
 from omlxd.engine.codec import TextCodec, ToolCallText
 from omlxd.engine.events import (
@@ -63,6 +63,13 @@ class FakeCodec:
     context_length: int | None = 4096
     transitions: Transitions = field(default_factory=dict)
     start: str = ANSWER
+
+    @property
+    def reasons(self) -> bool:
+        return any(to == REASONING for edges in self.transitions.values() for _, to in edges)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.token_text(token).encode()
 
     def held_back(self, generated: Sequence[int], stop: Sequence[str]) -> str:
         return ""  # the fake engine tells everything at once

@@ -20,6 +20,7 @@ class MemoryMonitor:
     def __init__(self, pool: EnginePool, enforcer: ProcessMemoryEnforcer | None = None) -> None:
         self._pool = pool
         self._enforcer = enforcer
+        self._at_rest: dict[str, tuple[_Rest, ModelView]] = {}
 
     def memory(self) -> MemoryView:
         """Memory and limits now, in bytes; perhaps in the middle of a step."""
@@ -67,8 +68,8 @@ class MemoryMonitor:
 
     def models(self) -> tuple[ModelView, ...]:
         """All models, in the manifest's order."""
-        figures = self._figures()
-        return tuple(self._view(entry, figures) for entry in self._pool.entries.values())
+        figures, known, self._at_rest = self._figures(), self._at_rest, {}
+        return tuple(self._known_or_made(entry, figures, known) for entry in self._pool.entries.values())
 
     def requests(self) -> tuple[RequestView, ...]:
         """The generations in flight."""
@@ -91,6 +92,18 @@ class MemoryMonitor:
         engine = self._pool.engine
         promised_bytes = self._pool.ledger.committed_by_model()
         return _Figures(self._pool.clock(), engine.kv_bytes(), engine.prefix_bytes(), promised_bytes)
+
+    def _known_or_made(
+        self, entry: EnginePoolEntry, figures: _Figures, known: Mapping[str, tuple[_Rest, ModelView]]
+    ) -> ModelView:
+        """Of a thousand models most rest: what they were when they were looked at last they still are."""
+        rest = _rest_of(entry, figures)
+        if rest is None:
+            return self._view(entry, figures)
+        before = known.get(entry.name)
+        view = before[1] if before is not None and before[0] == rest else self._view(entry, figures)
+        self._at_rest[entry.name] = (rest, view)
+        return view
 
     def _view(self, entry: EnginePoolEntry, figures: _Figures) -> ModelView:
         name, now_s, used_s, last = entry.name, figures.now_s, entry.last_used, entry.last_load
@@ -137,6 +150,33 @@ class _Figures(NamedTuple):
         if entry.state in (EntryState.UNLOADED, EntryState.FAILED):
             return promised_bytes
         return entry.snapshot(self.now_s, kv_bytes, promised_bytes).committed_bytes
+
+
+_Rest = tuple[object, ...]
+"""All that the view of a model depends on that holds no memory, has no requests and was never used."""
+
+
+def _rest_of(entry: EnginePoolEntry, figures: _Figures) -> _Rest | None:
+    """None when the model does not rest."""
+    name, state = entry.name, entry.state
+    if state is not EntryState.UNLOADED and state is not EntryState.FAILED:
+        return None
+    if entry.requests or entry.ticket is not None or entry.last_used is not None:
+        return None
+    if name in figures.promised_bytes or name in figures.kv_bytes or name in figures.prefix_bytes:
+        return None
+    error = None if entry.error is None else entry.error.message
+    return (
+        state,
+        entry.pinned,
+        entry.removed,
+        entry.settings,
+        entry.weights_bytes,
+        entry.context_length,
+        error,
+        entry.last_load,
+        len(entry.in_engine),
+    )
 
 
 def _sum_or_none(entry: EnginePoolEntry) -> float | None:

@@ -40,6 +40,23 @@ async def test_memory_models_and_requests_are_shown_while_a_model_answers() -> N
 
 
 @on_virtual_time
+async def test_a_model_at_rest_is_not_looked_at_again_until_something_of_it_changes() -> None:
+    scene = Scene({"a": 300, "b": 200})
+    async with scene.pool as pool:
+        monitor = MemoryMonitor(pool)
+        first, _ = monitor.models()
+        assert monitor.models()[0] is first
+        pool.pin("a")
+        assert monitor.models()[0].pinned
+        await pool.load("a")
+        loaded = monitor.models()[0]
+        assert loaded.state is EntryState.LOADED
+        await asyncio.sleep(1.0)
+        assert monitor.models()[0].last_used_s == (loaded.last_used_s or 0.0) + 1.0
+        assert monitor.models()[1] is monitor.models()[1]
+
+
+@on_virtual_time
 async def test_memory_that_belongs_to_nobody_is_shown_as_unaccounted() -> None:
     scene = Scene({"a": 300})
     async with scene.pool as pool:

@@ -20,6 +20,7 @@ from omlxd.core.memory import Policy
 from omlxd.core.states import EntryState, Level
 from omlxd.daemon.enforcer import ProcessMemoryEnforcer
 from omlxd.daemon.entry import EnginePoolEntry
+from omlxd.daemon.monitor import MemoryMonitor
 from omlxd.daemon.request import Generation
 from omlxd.engine.orders import MIB
 from tests.fakes.clock import VirtualTimeLoop
@@ -96,6 +97,7 @@ class PoolMachine(RuleBasedStateMachine):
             entry.__class__ = WatchedEntry
         self.enforcer: ProcessMemoryEnforcer = self.scene.enforcer(0, min_available=1024 * MIB, policy=policy)
         self.enforcer.start()
+        self.monitor = MemoryMonitor(self.pool)
         for name in loaded:
             loading = asyncio.create_task(self.pool.load(name))
             while not loading.done():
@@ -208,6 +210,14 @@ class PoolMachine(RuleBasedStateMachine):
                 assert name in self.engine.loaded
             assert entry.running <= len(entry.requests)
         assert sum(entry.state is EntryState.LOADING for entry in self.pool.entries.values()) <= 1
+
+    @invariant()
+    def views_that_were_kept_are_what_they_would_be_made_now(self) -> None:
+        if hasattr(self, "monitor"):
+            self.run(self._look())
+
+    async def _look(self) -> None:
+        assert self.monitor.models() == MemoryMonitor(self.pool).models()
 
     def teardown(self) -> None:
         if not hasattr(self, "runner"):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.daemon.bodies import MOST_MESSAGES, Body, problem_of, told_by
+from omlxd.daemon.bodies import MOST_CALLS, MOST_MESSAGES, MOST_TOOLS, Body, problem_of, told_by
 from omlxd.daemon.wish import MAX_STOP_CHARACTERS, MAX_STOPS
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -234,12 +234,19 @@ class CountBody(Body):
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
     system: Texts | None = None
-    tools: list[ToolOffer] | None = None
+    tools: Annotated[list[ToolOffer], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
+
+    @model_validator(mode="after")
+    def _calls_that_can_be_read(self) -> CountBody:
+        blocks = [block for turn in self.messages if isinstance(turn.content, list) for block in turn.content]
+        if (calls := sum(isinstance(block, ToolUseBlock) for block in blocks)) > MOST_CALLS:
+            raise problem_of("messages", f"must have at most {MOST_CALLS} uses of tools, and have {calls}")
+        return self
 
     @model_validator(mode="after")
     def _tool_to_call(self) -> CountBody:

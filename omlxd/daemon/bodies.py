@@ -13,11 +13,18 @@ from starlette.requests import ClientDisconnect, Request
 
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.wording import nearest, shown
+from omlxd.engine.glibc import trim_heap
 
 _LONG_BODY_BYTES = 64 * 1024  # above it parsing would hold up the loop for milliseconds
 MOST_MESSAGES = 16_384
 """Messages of one conversation: more than any context holds, and few enough to go through in milliseconds."""
+MOST_TOOLS = 1024
+MOST_CALLS = 4096
+"""Tools on offer, and calls in one conversation: with more of them a request would hold the loop for seconds."""
+MOST_NAMES = 131_072
+"""Names of fields in a body, at any depth: validating holds the interpreter, and each that is wrong costs memory."""
 _MOST_PROBLEMS = 20
+_HEAP_BODY_BYTES = 2**20  # what such a body has left in the heap is given back at once
 _TOO_MANY_PROBLEMS = 10_000  # a body can be wrong a million times, and to list that would take a minute
 
 
@@ -104,20 +111,31 @@ async def read_body(request: Request, kind: type[AnyBody]) -> AnyBody:
     except ClientDisconnect:
         raise InvalidRequest("the client went away before it had sent the body") from None
     if len(content) > _LONG_BODY_BYTES:
-        return await asyncio.to_thread(parse_body, content, kind)
+        return await asyncio.to_thread(_parse_long, content, kind)
     return parse_body(content, kind)
+
+
+def _parse_long(content: bytes, kind: type[AnyBody]) -> AnyBody:
+    try:
+        return parse_body(content, kind)
+    finally:
+        if len(content) > _HEAP_BODY_BYTES:
+            trim_heap()  # else it would count as memory that belongs to nobody, and models would make way for it
 
 
 def parse_body(content: bytes, kind: type[AnyBody]) -> AnyBody:
     """The body in these bytes; raises InvalidRequest."""
+    if content.count(b'":') - content.count(b'\\":') > MOST_NAMES:  # those in a text are escaped
+        raise InvalidRequest(f"the body has more than {MOST_NAMES} names of fields", hint="send less at a time")
+    problems: Sequence[Any] = ()
     try:
         return kind.model_validate_json(content or b"{}")
     except ValidationError as invalid:
-        if (count := invalid.error_count()) > _TOO_MANY_PROBLEMS:
-            raise InvalidRequest(
-                f"the body has {count} problems", hint="`/openapi.json` says what it may hold"
-            ) from None
-        problems = invalid.errors(include_url=False, include_context=True, include_input=False)
+        if (count := invalid.error_count()) <= _TOO_MANY_PROBLEMS:
+            problems = invalid.errors(include_url=False, include_context=True, include_input=False)
+    # Not within `except`: the errors hold all that was sent, and what is raised there would hold the errors.
+    if not problems:
+        raise InvalidRequest(f"the body has {count} problems", hint="`/openapi.json` says what it may hold")
     if problems[0]["type"] == "json_invalid":
         reason = str(problems[0].get("ctx", {}).get("error", "it cannot be parsed"))
         reason = _LONE_SURROGATE.sub("a `\\\\u` escape is half of a surrogate pair, which is no character,", reason)

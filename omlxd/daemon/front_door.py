@@ -25,10 +25,13 @@ from omlxd.core.manifest import ListenAddress
 from omlxd.core.wording import shown
 from omlxd.daemon.http_errors import BodyTooLarge, CodedBody, HeaderTooLarge, KeyRefused, error_response, is_over_tcp
 from omlxd.daemon.log import trace_of
+from omlxd.daemon.turnstile import Turnstile
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 32 * 1024
 LINGER_S = 2.0
+POSTS_AT_ONCE = 4
+"""Requests with a body that begin in one turn of the loop: with tools each takes milliseconds to be read."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN_TO_ALL = frozenset({"/health"})
 
@@ -89,6 +92,7 @@ class FrontDoor:
         self.rules = rules
         self._emit = emit
         self._max_body_bytes = max_body_bytes
+        self._turnstile = Turnstile(POSTS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -109,6 +113,8 @@ class FrontDoor:
             if (_header(scope, b"upgrade") or "").lower() == "websocket":
                 raise InvalidRequest("omlxd does not speak WebSocket", hint="send a plain HTTP request")
             body.check_announced(_header(scope, b"content-length"))
+            if scope["method"] == "POST":
+                await self._turnstile.through()
             await (self._tcp if over_tcp else self._unix)(scope, body.receive, send)
         except OmlxError as refused:  # only from the checks: the applications answer their own errors
             await error_response(refused, scope["path"], over_tcp=over_tcp)(scope, receive, send)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.daemon.bodies import MOST_MESSAGES, Body, problem_of
+from omlxd.daemon.bodies import MOST_CALLS, MOST_MESSAGES, MOST_TOOLS, Body, problem_of
 from omlxd.daemon.keep_alive import KeepAlive
 from omlxd.daemon.openai_forms import (
     AllowedToolsChoice,
@@ -18,7 +18,7 @@ from omlxd.daemon.openai_forms import (
     chosen_names,
     must_call,
 )
-from omlxd.daemon.openai_messages import ChatMessage
+from omlxd.daemon.openai_messages import AssistantMessage, ChatMessage
 from omlxd.daemon.wish import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP_LOGPROBS
 
 MOST_ANSWERS = 64
@@ -127,7 +127,7 @@ class ChatBody(AnswerBody):
     safety_identifier: str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -139,6 +139,13 @@ class ChatBody(AnswerBody):
     def _likeliest_of_what(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
             raise problem_of("top_logprobs", "needs `logprobs` to be true")
+        return self
+
+    @model_validator(mode="after")
+    def _calls_that_can_be_read(self) -> ChatBody:
+        calls = sum(len(each.tool_calls or ()) for each in self.messages if isinstance(each, AssistantMessage))
+        if calls > MOST_CALLS:
+            raise problem_of("messages", f"must have at most {MOST_CALLS} calls of tools, and have {calls}")
         return self
 
     @model_validator(mode="after")

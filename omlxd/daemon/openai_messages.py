@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from omlxd.daemon.bodies import Body, problem_of, told_by
+from omlxd.daemon.bodies import MOST_CALLS, Body, problem_of, told_by
 
 
 class TextPart(Body):
@@ -27,6 +27,8 @@ class TextPart(Body):
         return part
 
 
+MOST_LEVELS = 200
+"""Of objects and lists within each other; as many as a body may have, and templates fail not far above."""
 _IMAGES = frozenset({"image_url", "image", "input_image"})
 Content = str | Annotated[list[TextPart], Field(min_length=1)]
 
@@ -64,11 +66,31 @@ class UserMessage(Body):
 
 def _json_object(text: str) -> str:
     try:
-        if isinstance(json.loads(text or "{}"), dict):
+        found = json.loads(text or "{}", parse_constant=_no_number)
+        json.dumps(found, ensure_ascii=False).encode()  # not with half of a surrogate pair
+        if isinstance(found, dict) and not _is_deep(found):
             return text
     except (ValueError, RecursionError):
         pass
-    raise PydanticCustomError("json_object", "must be a JSON object, written into a string")
+    raise PydanticCustomError(
+        "json_object",
+        "must be a JSON object, written into a string, of whole characters and at most {levels} levels",
+        {"levels": MOST_LEVELS},
+    )
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(word)  # `NaN` and its like are not JSON
+
+
+def _is_deep(found: Any) -> bool:
+    levels, level = 0, [found]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        levels += 1
+        if levels > MOST_LEVELS:
+            return True
+        level = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
+    return False
 
 
 class CalledFunction(Body):
@@ -100,7 +122,7 @@ class AssistantMessage(Body):
     content: Content | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[list[PastToolCall], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[PastToolCall], Field(min_length=1, max_length=MOST_CALLS)] | None = None
     name: str | None = None
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None

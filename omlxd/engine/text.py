@@ -97,7 +97,7 @@ class ChatCodec:
                 ids = self._tokenizer.apply_chat_template(
                     [dict(message) for message in messages], add_generation_prompt=not begun, **options
                 )
-        except (TemplateError, TypeError, ValueError) as error:  # templates add texts to what is none
+        except (TemplateError, TypeError, ValueError, RecursionError) as error:  # templates add texts to what is none
             refused = InvalidRequest(
                 f"the model's chat template refuses these messages: {_words(error, messages)}",
                 hint="check the order of the roles; some models take no system message",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omlxd.core.errors import InvalidRequest
-from omlxd.daemon.bodies import parse_body
+from omlxd.daemon.bodies import MOST_CALLS, MOST_NAMES, MOST_TOOLS, parse_body
 from omlxd.daemon.openai_bodies import ChatBody, CompletionBody
 
 HELLO: Any = [{"role": "user", "content": "hello there"}]
@@ -248,6 +248,57 @@ def test_a_choice_says_which_tools_the_model_is_told_of_and_which_it_may_call(
 )
 def test_a_time_to_keep_the_model_is_read_as_ollama_reads_it(sent: Any, seconds: float) -> None:
     assert chat(keep_alive=sent).idle_s == completion(ttl=sent).idle_s == seconds
+
+
+def called(count: int, arguments: str = "{}") -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call] * count}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * (MOST_TOOLS + 1)}, "tools"),
+        ({"messages": [called(MOST_CALLS + 1)]}, "messages[0].tool_calls"),
+        ({"messages": [called(MOST_CALLS // 2 + 1)] * 2}, "messages"),
+    ],
+)
+def test_more_than_any_model_reads_is_refused(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest, match="must have at most") as refused:
+        chat(**change)
+    assert refused.value.details["param"] == param
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a":' * 201 + "1" + "}" * 201, '{"a":' * 5000, '{"x": NaN}', '{"x": -Infinity}', '{"x": "\\ud800"}', "[]"],
+)
+def test_arguments_that_no_template_can_write_are_refused(arguments: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be a JSON object, written into a string") as refused:
+        chat(messages=[called(1, arguments)])
+    assert refused.value.details["param"] == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_arguments_may_have_as_many_levels_as_a_body() -> None:
+    deep = '{"a":' * 199 + "[1]" + "}" * 199
+    (message,) = chat(messages=[called(1, deep)]).messages
+    assert message.for_template()["tool_calls"][0]["function"]["arguments"] == json.loads(deep)
+
+
+def test_a_body_of_very_many_names_is_refused_before_they_are_looked_at() -> None:
+    names = ",".join(f'"k{number}":1' for number in range(MOST_NAMES + 1)).encode()
+    with pytest.raises(InvalidRequest, match=f"more than {MOST_NAMES} names"):
+        parse_body(b"{" + names + b"}", CompletionBody)
+    text = json.dumps({"model": "m", "prompt": "{" + names.decode() + "}"}).encode()
+    assert len(parse_body(text, CompletionBody).prompts[0]) == len(names) + 2
+
+
+def test_a_refusal_holds_nothing_of_what_was_sent() -> None:
+    for problems in (3, 20_000):
+        names = ",".join(f'"k{number}":1' for number in range(problems)).encode()
+        with pytest.raises(InvalidRequest) as refused:
+            parse_body(b"{" + names + b"}", CompletionBody)
+        assert refused.value.__context__ is None
 
 
 @pytest.mark.parametrize("text", [b"\\ud800", b"\\udc00 and more", b"\\ud800\\u0041"])

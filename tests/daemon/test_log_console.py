@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,21 +60,32 @@ def test_the_journal_is_known_by_its_file_and_not_by_the_variable_alone(tmp_path
 def test_a_reader_that_stops_reading_holds_nothing_up_and_is_told_what_it_missed(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     count = 3 * WAITING_LINES
+    numbers = itertools.count()
     with os.fdopen(writer, "w") as stream, os.fdopen(reader, "r") as out:
         console = Console(stream)
         log = EventLog(tmp_path / "omlxd.jsonl", console=console)
-        for _ in range(count):
-            log.write(EVENT)  # returns, which is the point: a pipe holds some 600 of them
-        assert (tmp_path / "omlxd.jsonl").read_text().count("limit_warning") == count
-        shown, told = 0, ""
-        while not told:
-            line = out.readline()
-            shown += "limit_warning" in line
-            log.write(EVENT)
-            told = line if "missing" in line else ""
-        assert int(told.split()[0].lstrip("(")) >= count - shown - WAITING_LINES
-        out.close()  # or the end would wait for the reader, for a moment
-        log.close()
+
+        def write() -> None:
+            log.write(replace(EVENT, fields={"number": next(numbers)}))
+
+        try:
+            for _ in range(count):
+                write()  # returns, which is the point: a pipe holds some 600 of them
+            assert (tmp_path / "omlxd.jsonl").read_text().count("limit_warning") == count
+            seen, missing, told = -1, 0, 0
+            while seen < count:
+                line = out.readline()
+                write()
+                if "missing" in line:
+                    missing = int(line.split()[0].lstrip("("))
+                    continue
+                number = int(re.findall(r"number=(\d+)", line)[0])
+                assert number == seen + missing + 1
+                seen, missing, told = number, 0, told + missing
+            assert told > 0
+        finally:
+            out.close()  # or the end would wait for the reader, for a moment
+            log.close()
 
 
 def test_a_daemon_in_the_journal_writes_there_and_to_its_file_and_neither_twice() -> None:

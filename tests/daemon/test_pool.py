@@ -196,7 +196,7 @@ async def test_a_prompt_as_long_as_the_context_is_refused_with_the_numbers() -> 
     async with scene.pool as pool:
         with pytest.raises(ContextExceeded) as raised:
             await pool.generate("chat", tokens=[1] * 10).text()
-        assert raised.value.details == {"prompt_tokens": 10, "context_length": 10}
+        assert raised.value.details == {"prompt_tokens": 10, "context_length": 10, "param": "prompt"}
         generation = pool.generate("chat", tokens=[1] * 9)
         assert await generation.text() == "tok0 "
         assert generation.finish_reason is FinishReason.LENGTH

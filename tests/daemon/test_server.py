@@ -73,19 +73,25 @@ async def test_our_own_names_are_answered_on_tcp(tmp_path: Path, host: str) -> N
         assert (await fetch(made.tcp, "GET", "/v1/models", headers={"Host": host})).status == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8321", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"]
-)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8321", "127.0.0.1.evil.example", "[::1", "10.0.0.1"])
 async def test_a_foreign_name_that_was_rebound_to_us_is_refused(tmp_path: Path, host: str) -> None:
     async with doors(tmp_path) as made:
         answer = await fetch(made.tcp, "GET", "/v1/models", headers={"Host": host})
         assert (answer.status, answer.json["error"]["code"]) == (403, "not_permitted")
 
 
+async def test_an_empty_name_is_asked_for(tmp_path: Path) -> None:
+    async with doors(tmp_path) as made:
+        answer = await fetch(made.tcp, "GET", "/v1/models", headers={"Host": ""})
+        assert (answer.status, answer.json["error"]["message"]) == (400, "the request has no `Host`")
+
+
 async def test_a_daemon_that_listens_everywhere_is_reached_by_address_and_not_by_foreign_names(tmp_path: Path) -> None:
     async with doors(tmp_path, listen="0.0.0.0") as made:
         for host, status in {"10.0.0.1:8321": 200, socket.gethostname(): 200, "evil.example": 403}.items():
             assert (await fetch(made.tcp, "GET", "/v1/models", headers={"Host": host})).status == status
+        refused = await fetch(made.tcp, "GET", "/v1/models", headers={"Host": "evil.example"})
+        assert f"`{socket.gethostname().lower()}`" in refused.json["error"]["hint"]
 
 
 @pytest.mark.parametrize(

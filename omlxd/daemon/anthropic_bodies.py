@@ -8,10 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.daemon.bodies import MOST_CALLS, MOST_MESSAGES, MOST_TOOLS, Body, problem_of, told_by
-from omlxd.daemon.wish import MAX_STOP_CHARACTERS, MAX_STOPS
-
-StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+from omlxd.daemon.bodies import MOST_CALLS, MOST_MESSAGES, MOST_TOOLS, Body, JsonObject, StopText, problem_of, told_by
+from omlxd.daemon.wish import MAX_STOPS
 
 
 class CacheControl(Body):
@@ -62,7 +60,7 @@ class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: str
     name: Annotated[str, Field(min_length=1)]
-    input: dict[str, Any]
+    input: JsonObject
     cache_control: CacheControl | None = None
     caller: None = None  # as in the answers of the `anthropic` package, which people send back whole
     toolset_name: None = None
@@ -151,7 +149,7 @@ class ToolOffer(Body):
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     strict: bool | None = None
     eager_input_streaming: bool | None = None  # a call comes whole anyway
     defer_loading: Literal[False] | None = None
@@ -191,7 +189,7 @@ class JsonFormat(Body):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(Body):

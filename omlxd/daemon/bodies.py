@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
 
 from omlxd.core.errors import InvalidRequest
 from omlxd.core.wording import nearest, shown
+from omlxd.daemon.wish import MAX_STOP_CHARACTERS, MAX_STOPS
 from omlxd.engine.glibc import trim_heap
 
 _LONG_BODY_BYTES = 64 * 1024  # above it parsing would hold up the loop for milliseconds
@@ -78,6 +80,19 @@ class StopBody(Body):
 
 class NoBody(Body):
     """A route that takes no fields."""
+
+
+def _of_json(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise PydanticCustomError("json_object", "must be JSON, which has no `NaN` and no `Infinity`") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_of_json)]
+"""An object of any fields: the parser takes numbers in it that JSON does not have."""
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 def problem_of(field: str, what: str) -> PydanticCustomError:
@@ -194,7 +209,7 @@ _OF_FIELD = "of field "
 _LONE_SURROGATE = re.compile("unexpected end of hex escape|lone leading surrogate in hex escape")
 _CONTENT = "must be a string, or a list of parts; neither of them empty"
 UNION_WORDS = {
-    "stop": "must be a string of 1 to 4096 characters, or a list of up to 16 of them",
+    "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of up to {MAX_STOPS} of them",
     "max_memory": "must be a size such as `8G`, a percentage, `auto`, or a number of bytes",
     "prompt": "must be a string, a list of up to 64 strings, or token ids; none of them empty",
     "logit_bias": "must be an object of up to 1024 token ids, each with a number between -100 and 100",

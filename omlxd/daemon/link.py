@@ -12,7 +12,6 @@ from typing import Final
 
 from omlxd.core.memory import MemoryReading
 from omlxd.daemon.memory_terms import MemoryTerms
-from omlxd.daemon.turnstile import Turnstile
 from omlxd.engine.events import EngineEvent, OverLimit
 from omlxd.engine.orders import EngineLimits, GenerationOrder, LoadOrder, Plan
 from omlxd.engine.protocol import Engine
@@ -131,7 +130,6 @@ class EngineLink:
         and no event will say that it ended. A reading at rest is answered after the newest plan was obeyed, and the
         events of that are posted before the next one is answered.
         """
-
         self._behind_fence.append(then)
         if len(self._behind_fence) > 1:
             return  # the next fence has not begun: it is behind it too
@@ -140,9 +138,9 @@ class EngineLink:
             behind, self._behind_fence = self._behind_fence, []
             await self.read_rest(None)
             await self.read_rest(None)
-            turnstile = Turnstile(THEN_AT_ONCE)
-            for each in behind:
-                await turnstile.through()
+            for number, each in enumerate(behind, 1):
+                if number % THEN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 try:
                     each()
                 except Exception as error:  # a bug of ours; the others behind it must not get lost with it

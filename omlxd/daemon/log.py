@@ -1,7 +1,6 @@
 """Events as JSON lines in a file that rotates by size; a full disk costs lines, never the daemon.
 
-The standard library's handler rotates. Library messages (uvicorn, asyncio) become events too, so
-that there is one log.
+The standard library's handler rotates. Library messages (uvicorn, asyncio) become events too, so that there is one log.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class EventLog:
         kept: how many older files stay.
         least: events below this severity are not written.
         console: where else the events go (`--foreground`).
-        clock: of the file.
+        clock: seconds that only grow, for the file.
     """
 
     def __init__(

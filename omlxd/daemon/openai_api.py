@@ -96,7 +96,7 @@ class _OpenAiApi:
         body: AnswerBody,
         prompts: Sequence[Mapping[str, Any]],
         max_tokens: int | None,
-        own: Options | None = None,
+        own: Options,
         *,
         is_measured: bool = False,
     ) -> list[Generation]:
@@ -106,7 +106,7 @@ class _OpenAiApi:
         try:
             for prompt in prompts:
                 for choice in range(body.choices):
-                    options = sampling_options(body, choice) | (own or {})
+                    options = sampling_options(body, choice) | own
                     options |= {"max_tokens": max_tokens, "form": form, "keep_alive_s": self._keep_alive_s(body)}
                     await self._turnstile.through()
                     started.append(self._daemon.pool.generate(body.model, **prompt, **options))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from omlxd.core.answer_form import AnswerForm
-from omlxd.daemon.bodies import MOST_CALLS, MOST_MESSAGES, MOST_TOOLS, Body, problem_of
+from omlxd.daemon.bodies import MOST_CALLS, MOST_MESSAGES, MOST_TOOLS, Body, StopText, problem_of
 from omlxd.daemon.keep_alive import KeepAlive
 from omlxd.daemon.openai_forms import (
     AllowedToolsChoice,
@@ -19,7 +19,7 @@ from omlxd.daemon.openai_forms import (
     must_call,
 )
 from omlxd.daemon.openai_messages import AssistantMessage, ChatMessage
-from omlxd.daemon.wish import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP_LOGPROBS
+from omlxd.daemon.wish import MAX_STOPS, MAX_TOP_LOGPROBS
 
 MOST_ANSWERS = 64
 """Prompts times `n` of one request."""
@@ -33,7 +33,6 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 

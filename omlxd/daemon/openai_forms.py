@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from omlxd.core.answer_form import ANY_OBJECT, AnswerForm
-from omlxd.daemon.bodies import Body, told_by
+from omlxd.daemon.bodies import Body, JsonObject, told_by
 
 SCHEMA_FIELD = "response_format.json_schema.schema"
 
@@ -31,7 +31,7 @@ class NamedSchema(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -62,7 +62,7 @@ class OfferedFunction(Body):
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 

@@ -27,8 +27,6 @@ class TextPart(Body):
         return part
 
 
-MOST_LEVELS = 200
-"""Of objects and lists within each other; as many as a body may have, and templates fail not far above."""
 _IMAGES = frozenset({"image_url", "image", "input_image"})
 Content = str | Annotated[list[TextPart], Field(min_length=1)]
 
@@ -62,6 +60,10 @@ class UserMessage(Body):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it."""
         return {"role": "user", "content": plain(self.content)} | _named(self.name)
+
+
+MOST_LEVELS = 200
+"""Of objects and lists within each other; as many as a body may have, and templates fail not far above."""
 
 
 def _json_object(text: str) -> str:

@@ -283,6 +283,7 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
         ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice.name", "which needs it"),
         ({"tool_choice": {"type": "auto", "name": "f"}, "tools": [TOOL]}, "tool_choice.name", "belongs to"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice.name", "not one of"),
+        ({"tools": [{**TOOL, "input_schema": {"const": float("nan")}}]}, "tools[0].input_schema", "must be JSON"),
         ({"tool_choice": {"type": "must"}}, "tool_choice.type", "must be one of `auto`, `any`, "),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "is missing"),
         ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type", "json_schema"),

@@ -26,6 +26,10 @@ def schema_format(**schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
+def tool_with(number: float) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"const": number}}}
+
+
 def chat(**change: Any) -> ChatBody:
     return parse_body(json.dumps({"model": "chat", "messages": HELLO, **change}).encode(), ChatBody)
 
@@ -91,6 +95,8 @@ def calling(**change: Any) -> dict[str, Any]:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
         (schema_format(name="a b", schema={}), "response_format.json_schema.name", "pattern"),
         (schema_format(name="a", schema=["SECRET"]), "response_format.json_schema.schema", "object"),
+        ({"tools": [tool_with(float("nan"))]}, "tools[0].function.parameters", "must be JSON"),
+        (schema_format(name="a", schema={"const": float("inf")}), "response_format.json_schema.schema", "must be JSON"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "must be one of `none`, `minimal`, "),
         (

@@ -180,7 +180,10 @@ class RequestGone(EngineEvent):
 
 @dataclass(frozen=True, slots=True)
 class CacheDropped(EngineEvent):
-    """MLX's buffer cache was given back because `active + cache` came near the hard limit (rung 1)."""
+    """MLX's buffer cache was given back.
+
+    Because `active + cache` came near the hard limit or a plan asked for it (rung 1), or because nothing ran any more.
+    """
 
     freed_bytes: int
     reading: MemoryReading

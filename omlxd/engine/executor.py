@@ -133,7 +133,7 @@ class PlanExecutor:
         if plan.cache_drops > self._cache_drops:
             self._cache_drops = plan.cache_drops
             gc.collect()
-            self._drop_cache()
+            self.drop_cache()
         for model in self._models.values():
             model.obey(plan)
         self._remove_requests(plan)
@@ -207,9 +207,10 @@ class PlanExecutor:
         """Give MLX's buffer cache back when `active + cache` is above the hard limit (rung 1)."""
         hard_bytes = self._plan.limits.hard_bytes
         if hard_bytes and self._gauges.active_bytes() + self._gauges.cache_bytes() > hard_bytes:
-            self._drop_cache()
+            self.drop_cache()
 
-    def _drop_cache(self) -> None:
+    def drop_cache(self) -> None:
+        """Give MLX's buffer cache back."""
         if (freed_bytes := buffer_cache.drop(self._gauges)) > 0:
             self.report.tell(CacheDropped, freed_bytes, self._gauges.read(at_rest=True))
 

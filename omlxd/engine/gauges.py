@@ -23,7 +23,7 @@ SETTLE_S = 2.0
 SAMPLE_S = 1.0
 SAMPLES = 3
 HEAP_BYTES = 32 * MIB  # of freed pieces that the C library may keep: getting its pages anew costs time
-CACHE_CEILING_BYTES = 1024 * MIB
+CACHE_CEILING_BYTES = 1024 * MIB  # of freed buffers that MLX may keep
 CACHE_STEP_BYTES = MIB  # the cache's limit before a step is a multiple of it, so that it seldom changes
 
 
@@ -43,7 +43,7 @@ class Gauges:
         self._overheads = (0,) * SAMPLES  # replaced, never changed: two threads read it
         self._unsettled_until = 0.0
         self._sampled_at = float("-inf")
-        self._default_cache_limit = self._cache_room_bytes = 0
+        self._cache_room_bytes = CACHE_CEILING_BYTES
         self._cache_limit_bytes = -1  # nothing told yet
         self._beside_bytes = 0  # what was left beside MLX when the heap was given back last
         self._system: tuple[float, int, int] = (-1.0, 0, 0)
@@ -58,9 +58,6 @@ class Gauges:
         del probe
         mx.synchronize()
         mx.clear_cache()
-        self._default_cache_limit = mx.set_cache_limit(0)
-        mx.set_cache_limit(self._default_cache_limit)
-        self._cache_limit_bytes = self._default_cache_limit
         if self.backend.name == "metal" and (cap := self.backend.device_cap()):
             mx.set_wired_limit(cap[0])
         self._mx = mx
@@ -86,15 +83,17 @@ class Gauges:
     def obey(self, limits: EngineLimits) -> None:
         """Set MLX's cache limit so that its cache takes at most half of what lies between the limits.
 
-        The ceiling of 1 GiB is for Metal, whose default is as large as its memory limit. No memory limit is set:
-        on the CPU it is back-pressure that costs time, and on Metal it caused churn and swap during loads.
+        The ceiling is below Metal's default, which is as large as its memory limit, and above the CPU's of 32 MiB: a
+        step that reads eight prompts takes more, and what MLX does not keep comes in fresh pages (36,000 in such a
+        step, 2 µs each). No memory limit is set: on the CPU it is back-pressure that costs time, and on Metal it caused
+        churn and swap during loads.
         """
         if not self._mx:
             return
-        room = self._default_cache_limit
+        room = CACHE_CEILING_BYTES
         if limits.soft_bytes and limits.hard_bytes:
             room = min(room, max(0, limits.hard_bytes - limits.soft_bytes) // 2)
-        self._cache_room_bytes = min(room, CACHE_CEILING_BYTES)
+        self._cache_room_bytes = room
         self._limit_cache(self._cache_room_bytes)
 
     def cap_cache(self, room_bytes: int) -> bool:

@@ -3,7 +3,8 @@
 A step is one decode step of one model, one prefill chunk, one slice of a load, or one unload, and is never interrupted.
 Between two steps the thread closes the difference between the plan and what it has, answers who asked for a reading at
 rest, keeps `active + cache` under the hard limit, and stands still while it is over the soft limit until the loop has
-decided. It runs by itself: a hop to the loop per step would cost a third of the speed when the loop is busy.
+decided. With nothing to do for a while it gives MLX's freed buffers back. It runs by itself: a hop to the loop per step
+would cost a third of the speed when the loop is busy.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from omlxd.engine.memory_sampler import MemorySampler
 from omlxd.engine.orders import LoadOrder, Plan
 from omlxd.engine.protocol import Sampled
 
+KEEPS_CACHE_S = 30.0
+"""How long an engine that has nothing to do keeps MLX's freed buffers, for a client that reads and asks again."""
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -63,6 +66,7 @@ class EngineThread:
         self._post: Post | None = None
         self._thread = threading.Thread(target=self._run, name="omlxd-mlx", daemon=True)
         self._progress_at: float | None = None
+        self._idle_since_s = clock()
         self._step_times = Histogram(STEP_BOUNDS_S)
 
     # --- called on the loop's thread
@@ -206,10 +210,14 @@ class EngineThread:
             self._stumbled_plan, self._seen_plan = self._seen_plan, None
 
     def _idle(self) -> None:
-        self._progress_at = None
+        if self._progress_at is not None:
+            self._idle_since_s, self._progress_at = self._clock(), None
         self.sampler.work(False)
         self._executor.measure_kv(now=True)
-        self._wait(None)
+        keeps_s = self._idle_since_s + KEEPS_CACHE_S - self._clock()
+        if keeps_s <= 0.0:
+            self._executor.drop_cache()
+        self._wait(keeps_s if keeps_s > 0.0 else None)
 
     def _wait(self, most_s: float | None) -> None:
         """Until there is news for it, or no longer than that."""

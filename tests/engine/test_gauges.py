@@ -70,7 +70,6 @@ def gauges(backend: RecordedBackend, mlx: RecordedMlx, now: list[float], base: i
     made = Gauges(backend, clock=lambda: now[0])
     made.base_bytes = base
     made._mx = mlx
-    made._default_cache_limit = 32 * MIB
     return made
 
 
@@ -217,24 +216,16 @@ def test_a_footprint_that_lags_behind_what_was_freed_costs_nobody_another_model(
 @pytest.mark.parametrize(
     ("soft", "hard", "expected"),
     [
-        (0, 0, 32 * MIB),
+        (0, 0, CACHE_CEILING_BYTES),
         (GIB, GIB + 20 * MIB, 10 * MIB),
         (GIB, GIB, 0),
-        (GIB, 60 * GIB, 32 * MIB),
+        (GIB, 60 * GIB, CACHE_CEILING_BYTES),
     ],
 )
-def test_mlxs_cache_may_take_half_of_what_lies_between_the_limits(soft: int, hard: int, expected: int) -> None:
+def test_mlxs_cache_has_a_ceiling_and_half_of_what_lies_between_the_limits(soft: int, hard: int, expected: int) -> None:
     mlx = RecordedMlx()
     gauges(RecordedBackend(), mlx, [0.0]).obey(EngineLimits(soft_bytes=soft, hard_bytes=hard))
     assert mlx.cache_limits == [expected]
-
-
-def test_mlxs_cache_has_a_ceiling_where_its_default_has_none() -> None:
-    mlx = RecordedMlx()
-    made = gauges(RecordedBackend(), mlx, [0.0])
-    made._default_cache_limit = 48 * GIB
-    made.obey(EngineLimits(soft_bytes=8 * GIB, hard_bytes=44 * GIB))
-    assert mlx.cache_limits == [CACHE_CEILING_BYTES]
 
 
 def test_mlxs_cache_is_capped_by_what_a_step_leaves_and_never_above_what_the_limits_allow() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from omlxd.core.states import FinishReason
 from omlxd.engine.events import CacheDropped, Finished, Generated, LoadDone, NeedsBlock, Prefilled, RequestGone
 from omlxd.engine.orders import EngineLimits
+from omlxd.engine.thread import KEEPS_CACHE_S
 from tests.engine.driver import Driver, generation, reference
 
 pytestmark = pytest.mark.mlx
@@ -174,6 +176,25 @@ def test_an_idle_engine_gives_its_cache_back_when_a_plan_asks_for_it_and_only_on
     driver.run(generation("again", "m", prompt(600, 1), 5))
     driver.apply()
     assert driver.engine.rest().result().cache_bytes > 1_000_000
+
+
+def test_an_engine_that_has_nothing_to_do_keeps_its_cache_for_a_while_and_then_gives_it_back_once(
+    driver_of: Callable[..., Driver], tiny_model: Callable[..., Path]
+) -> None:
+    later_s = [0.0]
+    driver = driver_of(clock=lambda: time.monotonic() + later_s[0])
+    driver.load("m", tiny_model())
+    for _ in range(2):
+        driver.run(generation(f"at {later_s}", "m", prompt(600, 1), 5))
+        later_s[0] += KEEPS_CACHE_S / 2
+        assert driver.engine.rest().result().cache_bytes > 1_000_000
+        assert driver.engine.rest().result().cache_bytes > 1_000_000
+        later_s[0] += KEEPS_CACHE_S / 2
+        driver.engine.rest().result()  # a look is answered, and does not count as something to do
+        assert driver.until(CacheDropped).reading.cache_bytes == 0
+    driver.engine.rest().result()
+    driver.unload("m")
+    assert sum(isinstance(event, CacheDropped) for event in driver.seen) == 2
 
 
 @pytest.mark.parametrize("others", [0, 3])

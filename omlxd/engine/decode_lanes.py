@@ -50,7 +50,7 @@ class LoneDecode:
 
     Attributes:
         cache: the request's caches.
-        told: whether `tell` has returned the token in flight.
+        told: whether the last token that was returned has not been run, and nothing is in flight.
     """
 
     def __init__(self, model: Any, cache: list[Any], last_token: int, sampler: Sampler) -> None:
@@ -78,9 +78,14 @@ class LoneDecode:
             return int(token.item())
 
     def tell(self) -> int:
-        """The token in flight, sampled but not yet run: nothing is in flight then. Once, until the next `step`."""
-        self.told = True
-        return int(self._ahead.item())
+        """The next token id, without the next step: for one that may be, or is, the last of a lane."""
+        import mlx.core as mx
+
+        with mx.stream(mlxlm.stream()):
+            if self.told:
+                self._ahead = self._forward(self._ahead)
+            self.told = True
+            return int(self._ahead.item())
 
     def leave(self) -> tuple[int, list[Any]]:
         """The token in flight, sampled but not yet run, and the cache: what a batch needs to go on."""
@@ -94,13 +99,16 @@ class DecodeBatch:
 
     mlx-lm's `BatchGenerator` would do this too, but it is no public API (its signature changed in 0.29, 0.30, 0.31 and
     0.32), copies whoever joins three times on the way, and takes a step of the new rows alone first.
+
+    Attributes:
+        told: the rows whose last token that was returned has not been run.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._next_uid = count()
         self._rows: list[tuple[int, Sampler]] = []
-        self._told: set[int] = set()
+        self.told: set[int] = set()
         self._cache: list[Any] = []
         self._ahead: Any = None  # of each row the token that is sampled, and not yet run
 
@@ -139,12 +147,18 @@ class DecodeBatch:
         """One decode step of all rows: (uid, token id) of each row that has a token which was not told before."""
         import mlx.core as mx
 
-        ran, told, self._told = self._ahead, self._told, set()
+        ran, told, self.told = self._ahead, self.told, set()
         with mx.stream(mlxlm.stream()):
             logits = self._model(ran[:, None], cache=self._cache)[:, -1, :]
             self._ahead = _chosen(logits, [sampler for _, sampler in self._rows])
             mx.async_eval(self._ahead)
             tokens = ran.tolist()
+        return [(uid, token) for (uid, _), token in zip(self._rows, tokens, strict=True) if uid not in told]
+
+    def tell(self) -> list[tuple[int, int]]:
+        """The tokens that the next step would return, without that step: when they are the last of all rows."""
+        told, tokens = self.told, self._ahead.tolist()
+        self.told = {uid for uid, _ in self._rows}
         return [(uid, token) for (uid, _), token in zip(self._rows, tokens, strict=True) if uid not in told]
 
     def remove(self, uids: Sequence[int]) -> None:
@@ -161,7 +175,7 @@ class DecodeBatch:
         kv_caches.make_contiguous(self._cache)
 
     def extract(self, uid: int) -> list[Any]:
-        """A row's caches, which hold every token that `step` has returned for it; lazy, so that their size is free."""
+        """A row's caches: all tokens told for it, but the last of one that is `told`; lazy, so their size is free."""
         import mlx.core as mx
 
         at = [row for row, _ in self._rows].index(uid)
@@ -186,7 +200,7 @@ class DecodeBatch:
             cache = kv_caches.extended(self._cache, cache)
         uids = [next(self._next_uid) for _ in samplers]
         self._rows += zip(uids, samplers, strict=True)
-        self._told.update(uids)
+        self.told.update(uids)
         self._cache, self._ahead = cache, ahead
         return uids
 

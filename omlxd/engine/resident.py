@@ -214,21 +214,26 @@ class ResidentModel:
         self._drop_rows(ended)
 
     def decode_step(self, take: Take) -> None:
-        """One token for everybody who decodes; those who can share the batch join it first."""
+        """One token for everybody who decodes; those who can share the batch join it first.
+
+        What nobody will read is not computed: no step is begun behind tokens that are the last that were asked for.
+        """
         if self._rows or (len(self._lone) > 1 and self.shares_batch):
             self._gather_lone(take)
         for request, lane in list(self._lone.values()):
             self.in_step = {request.order.request}
-            if not take(request, lane.step()):
+            if not take(request, lane.tell() if request.ends_next else lane.step()):
                 self._end_lone(request, lane)
         if self._batch and self._rows:
             self.in_step = self.batched
-            ended = []
-            for uid, token in self._batch.step():
+            ended, batch = [], self._batch
+            are_last = not batch.told and all(row.ends_next for row in self._rows.values())
+            for uid, token in batch.tell() if are_last else batch.step():
                 if not take(self._rows[uid], token):
                     ended.append(uid)
             for uid in ended:
-                self._keep_row(uid, self._rows[uid].history)
+                history = self._rows[uid].history
+                self._keep_row(uid, history[:-1] if uid in batch.told else history)
             self._drop_rows(ended)
 
     def remove(self, requests: set[str]) -> list[str]:

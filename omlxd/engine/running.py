@@ -51,6 +51,11 @@ class Running:
         return len(self.order.prompt) + self.generated
 
     @property
+    def ends_next(self) -> bool:
+        """Whether the next token is its last, whatever it is."""
+        return self.generated + 1 >= self.order.max_tokens
+
+    @property
     def history(self) -> tuple[int, ...]:
         """All tokens so far, the last of the answer included."""
         return (*self.tokens, *self.answer)

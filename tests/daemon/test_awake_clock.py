@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omlxd.core.events import Event, EventLevel, EventName
+from omlxd.daemon import awake_clock
 from omlxd.daemon.awake_clock import LOOK_EACH_S, AwakeClock, AwakeEventLoop, PauseWatch
 from tests.fakes.clock import on_virtual_time
 
@@ -95,6 +96,46 @@ def test_timers_of_the_loop_do_not_fall_due_by_a_pause() -> None:
 
     with asyncio.Runner(loop_factory=lambda: AwakeEventLoop(AwakeClock(hands, GAP_S))) as runner:
         runner.run(main())
+
+
+def test_another_thread_wakes_the_loop_each_time_and_a_bell_that_is_full_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rung: list[int] = []
+    write = awake_clock._write
+    monkeypatch.setattr(awake_clock, "_write", lambda fd, *rest: rung.append(write(fd, *rest)))
+    heard: list[int] = []
+
+    async def main() -> None:
+        loop, all_heard, turn = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def hear(number: int) -> None:
+            heard.append(number)
+            turn.set()
+            if number == 999:
+                all_heard.set()
+
+        def tell() -> None:
+            for number in range(1000):
+                turn.clear()
+                loop.call_soon_threadsafe(hear, number)
+                if number % 100 == 0:
+                    assert turn.wait(60), "the loop sleeps on"
+
+        teller = threading.Thread(target=tell)
+        teller.start()
+        async with asyncio.timeout(60):
+            await all_heard.wait()
+        teller.join()
+        for number in range(300_000):  # more than the bell holds
+            loop.call_soon_threadsafe(heard.append, number)
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=AwakeEventLoop) as runner:
+        runner.run(main())
+    assert heard == [*range(1000), *range(300_000)]
+    assert rung.count(1) >= 10, "asyncio has another name for it: see `_write_to_self`"
+    assert -1 in rung
 
 
 async def _turns() -> None:

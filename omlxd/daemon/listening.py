@@ -87,12 +87,9 @@ async def _one(generation: Generation) -> AsyncGenerator[Heard | None, None]:
         if not await generation.wait(HEARTBEAT_S):
             yield None
             continue
-        try:
-            chunk = await anext(generation)
-        except StopAsyncIteration:
-            break
-        yield 0, chunk
-    yield 0, None
+        yield 0, (chunk := generation.take())
+        if chunk is None:
+            return
 
 
 async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | None, None]:
@@ -101,12 +98,9 @@ async def _several(generations: Sequence[Generation]) -> AsyncGenerator[Heard | 
     async def hear(index: int, generation: Generation) -> None:
         try:
             while await generation.wait():  # which aborts nothing when this is cancelled
-                try:
-                    chunk = await anext(generation)
-                except StopAsyncIteration:
-                    break
-                heard.put_nowait((index, chunk))
-            heard.put_nowait((index, None))
+                heard.put_nowait((index, chunk := generation.take()))
+                if chunk is None:
+                    return
         except Exception as error:
             heard.put_nowait(error)
 

@@ -12,6 +12,7 @@ from omlxd.core.errors import OmlxError
 from omlxd.core.snapshot import Limits
 from omlxd.core.states import FinishReason, RequestState, RequestView
 from omlxd.daemon.measured import Measured
+from omlxd.daemon.patience import Patience
 from omlxd.daemon.told_logprobs import ToldLogprobs
 from omlxd.engine.events import TokenLogprob
 
@@ -111,6 +112,7 @@ class Generation:
         self._chunks: deque[Chunk] = deque()
         self._logprobs = ToldLogprobs()
         self._news = asyncio.Event()
+        self._patience = Patience(self._news.set)
         self._judged = asyncio.Event()
         self._error_told = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -163,26 +165,31 @@ class Generation:
         except asyncio.CancelledError:
             self._owner.abort(self.id, "the caller went away")
             raise
+        if (chunk := self.take()) is None:
+            raise StopAsyncIteration
+        return chunk
+
+    def take(self) -> Chunk | None:
+        """What `wait` has found: the next chunk, None at the end; raises the request's error, once."""
         if self._chunks:
             return self._chunks.popleft()
         if self.error is not None and not self._error_told:
             self._error_told = True
             raise self.error
-        raise StopAsyncIteration
+        return None
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until a chunk, the end or the error is there, at most `timeout_s`; True when it is. Aborts nothing."""
-        if not self._chunks and not self.ended and timeout_s is not None:
-            # A timer of the loop, not `asyncio.timeout`: this runs for every token of every stream.
-            timer = asyncio.get_running_loop().call_later(timeout_s, self._news.set)
+        if timeout_s is None:
+            await self._wait()
+        elif not self._chunks and not self.ended:
+            self._patience.begin(timeout_s)
             self._news.clear()
             try:
                 await self._news.wait()
             finally:
-                timer.cancel()
-            return bool(self._chunks) or self.ended
-        await self._wait()
-        return True
+                self._patience.end()
+        return bool(self._chunks) or self.ended
 
     async def wait_judged(self, timeout_s: float) -> bool:
         """Wait until its prompt is known to fit or it has ended, at most `timeout_s`; True when one of them is so."""
@@ -301,6 +308,7 @@ class Generation:
 
     def _end(self, state: RequestState) -> None:
         self.state = state
+        self._patience.close()
         self._news.set()
         self._judged.set()
         if not self._ended.done():

@@ -16,16 +16,12 @@ from omlxd.daemon.request import Chunk, Generation
 class Talker:
     """A generation that never ends, with a chunk in each round of the loop."""
 
-    def __aiter__(self) -> Talker:
-        return self
-
-    async def __anext__(self) -> Chunk:
-        await asyncio.sleep(0)
-        return Chunk("a", 1)
-
     async def wait(self, timeout_s: float | None = None) -> bool:
         await asyncio.sleep(0)
         return True
+
+    def take(self) -> Chunk:
+        return Chunk("a", 1)
 
 
 @pytest.mark.parametrize("talkers", [1, 2, 5])

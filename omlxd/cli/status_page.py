@@ -29,6 +29,8 @@ _STATE_WORDS: Final = {"starting": "starting (loading models)"}
 def status_page(status: Mapping[str, Any], width: int) -> RenderableType:
     """All of it, for this width in columns."""
     parts: list[RenderableType] = [header(status), memory_lines(status, width)]
+    if trouble := status.get("log_trouble"):
+        parts.append(Text(plain(f"log     {one_line(trouble)}"), style="red"))
     if status["enforcer"]["level"] != "ok" and status["enforcer"].get("reason"):
         parts.append(Text(f"        {status['enforcer']['reason']}", style=LEVEL_STYLES[status["enforcer"]["level"]]))
     parts.append(Text())

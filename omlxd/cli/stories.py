@@ -80,6 +80,7 @@ class Story:
         waiting: of a model: the requests of the newest run that waited when the log ended.
         passed_over: of a model: decisions that considered it and left it alone.
         starts: of a model: the beginnings of runs.
+        lost: where the log says that it has lost lines, in the part that was looked at.
     """
 
     newest: Run = field(default_factory=Run)
@@ -90,6 +91,7 @@ class Story:
     waiting: list[Record] = field(default_factory=list)
     passed_over: list[Record] = field(default_factory=list)
     starts: list[Record] = field(default_factory=list)
+    lost: list[Record] = field(default_factory=list)
 
     @property
     def run(self) -> Run:
@@ -238,7 +240,7 @@ def _note_request(story: Story, seen: set[str], run: Run, record: Record) -> Non
 
 def _search(story: Story, log: Log, runs_ago: int | None, wanted: Wanted) -> Iterator[tuple[Run, Record]]:
     """The events whose line is wanted, newest first, each with its run; of one run, or of all."""
-    is_edge = having(b'"daemon_starting"', b'"daemon_stopped"')
+    is_edge = having(b'"daemon_starting"', b'"daemon_stopped"', b'"log_error"')
     run = story.newest
 
     def is_parsed(raw: bytes) -> bool:
@@ -258,6 +260,8 @@ def _search(story: Story, log: Log, runs_ago: int | None, wanted: Wanted) -> Ite
         elif name == EventName.DAEMON_STARTING:
             run.started = record
         if runs_ago is None or run.ago == runs_ago:
+            if name == EventName.LOG_ERROR:
+                story.lost.append(record)
             yield run, record
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from omlxd.cli import lives, output, stories
+from omlxd.cli.client import Client
 from omlxd.cli.completion import model_names
 from omlxd.cli.event_sentences import reason_of
 from omlxd.cli.explain import explanation, headline
@@ -24,7 +25,7 @@ from omlxd.cli.log_lines import Log
 from omlxd.cli.options import Json
 from omlxd.cli.sentences import event_sentence
 from omlxd.cli.stories import Record, Story
-from omlxd.cli.values import moment
+from omlxd.cli.values import moment, one_line
 from omlxd.core.errors import OmlxError
 from omlxd.core.states import SCHEMA
 from omlxd.daemon.files import require_regular
@@ -33,6 +34,7 @@ from omlxd.daemon.home import Home
 WIDTH_ON_A_PIPE: Final = 200
 EVENTS_OF_A_MODEL: Final = 8
 EVENTS_OF_A_REQUEST: Final = 20
+DAEMON_TIMEOUT_S: Final = 1.0
 _LABEL_COLUMNS: Final = 11
 
 
@@ -169,6 +171,10 @@ class _Inquiry:
         story = look(log)
         if log.damaged:
             output.note(f"left out {log.damaged} damaged {'line' if log.damaged == 1 else 'lines'} of the log")
+        for record in story.lost[:1]:
+            output.note(f"{event_sentence(record)}, before {moment(record.get('ts'), self._now)}: this may not be all")
+        if self._alive and (trouble := _log_trouble(self._home)):
+            output.note(f"the log has not all that happened, {trouble}")
         return story
 
     def _say(self, text: str) -> None:
@@ -201,6 +207,15 @@ class _Inquiry:
                 "events": [record for _, record in reversed(story.events)],
             }
         )
+
+
+def _log_trouble(home: Home) -> str | None:
+    """What the daemon says of its log, if it says anything: the log is read without it."""
+    try:
+        trouble = Client(home.socket).get("/v1/control/status", timeout_s=DAEMON_TIMEOUT_S).get("log_trouble")
+    except OmlxError:
+        return None
+    return one_line(trouble) if isinstance(trouble, str) else None
 
 
 def _runs_before(ago: int) -> str:

@@ -185,6 +185,7 @@ class StatusView:
     recent_decisions: tuple[Mapping[str, Any], ...] = ()
     api: str | None = None
     stalled_s: float | None = None
+    log_trouble: str | None = None
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from omlxd.daemon.state_file import StateFile
 from omlxd.daemon.tallies import Tallies
 
 if TYPE_CHECKING:
+    from omlxd.daemon.log import EventLog
     from omlxd.daemon.reloading import Reloader
 
 
@@ -67,6 +68,7 @@ class Daemon:
     history: MemoryHistory
     stop: StopOrder = field(default_factory=StopOrder)
     flags: Flags = field(default_factory=Flags)
+    log: EventLog | None = None
     reloader: Reloader | None = None
     state: DaemonState = DaemonState.STARTING
     api: str | None = None
@@ -97,6 +99,7 @@ class Daemon:
             recent_decisions=monitor.recent_decisions(),
             api=self.api,
             stalled_s=monitor.stalled_s() or None,
+            log_trouble=None if self.log is None else self.log.trouble,
         )
 
     def surroundings(self, max_memory: str | None = None) -> Surroundings:

@@ -166,6 +166,7 @@ async def _run(
 ) -> Ended:
     engine_gone, listen, cut = True, daemon.manifest.api.address, Counter[str]()
     door = front_door(daemon, None if listen is None else _tcp_rules(daemon.manifest.api, listen))
+    daemon.log = log
     reloader = daemon.reloader = Reloader(daemon, config.manifest_path, Parts(door, watchers, log))
     try:
         async with _open_doors(daemon, config.home, door):

@@ -76,6 +76,12 @@ class EventLog:
         """Lines that could not be written since the last success; 0 when all is well."""
         return self._file.lost
 
+    @property
+    def trouble(self) -> str | None:
+        """How many lines are lost so far since something fails, and why, in words; None when all is well."""
+        lost = self._file.lost
+        return f"{lost} line{'s' if lost > 1 else ''} not written: {self._file.last_error}" if lost else None
+
     def close(self) -> None:
         """Close the file, and let the console finish."""
         self._file.close()

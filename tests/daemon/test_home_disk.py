@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -72,11 +73,17 @@ def test_on_a_full_disk_it_starts_and_serves_and_what_cannot_be_saved_is_said(di
     reloaded = omlxd("reload")
     assert (reloaded.returncode, reloaded.stderr) == (0, "warning: in force, but not saved: No space left on device\n")
     assert control(disk, "GET", "models").json["models"][0]["pinned"] is True
+    trouble = control(disk, "GET", "status").json["log_trouble"]
+    assert re.fullmatch(r"\d+ lines not written: No space left on device", trouble)
+    assert f"log     {trouble}" in omlxd("status").stdout
+    assert omlxd("why", "a").stderr.endswith(f"the log has not all that happened, {trouble}\n")
     filler.unlink()
     for command in ("unpin", "pin"):  # the line after the first that was written again tells of the lost ones
         assert "not saved" not in omlxd(command, "a").stderr
     assert "[pins.a]" in (disk / "state.toml").read_text()
     assert "of the log were lost" in omlxd("logs").stdout
+    assert control(disk, "GET", "status").json["log_trouble"] is None
+    assert re.search(r"lines of the log were lost.*: this may not be all\n", omlxd("why", "a").stderr)
     stopped = omlxd("stop")
     assert (stopped.returncode, stopped.stderr) == (0, "")
 

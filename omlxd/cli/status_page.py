@@ -95,6 +95,8 @@ def header(status: Mapping[str, Any]) -> Text:
     line.append(plain("".join(f" · {detail}" for detail in details)))
     if (status.get("stalled_s") or 0) >= STALLED_S:
         line.append(plain(f" · no progress for {format_duration(status['stalled_s'])}"), style="red")
+    if status.get("log_trouble"):
+        line.append(plain(" · the log is not whole"), style="red")
     return line
 
 

@@ -127,8 +127,10 @@ class PlanExecutor:
         """Close the difference: end, unload, cancel, start."""
         if plan.granted_tokens != self._plan.granted_tokens:
             self._asked_block.clear()
-        self._plan = plan
+        has_new_limits, self._plan = plan.limits != self._plan.limits, plan
         self._gauges.obey(plan.limits)
+        if has_new_limits and self._gauges.cache_bytes() > self._gauges.cache_room_bytes:
+            self.drop_cache()  # where MLX does not look at a new limit before it frees something next, as on CUDA
         self.prefixes.obey(plan.prefix_cache_bytes)  # before anything new begins in the room it makes
         if plan.cache_drops > self._cache_drops:
             self._cache_drops = plan.cache_drops

@@ -24,6 +24,7 @@ SAMPLE_S = 1.0
 SAMPLES = 3
 HEAP_BYTES = 32 * MIB  # of freed pieces that the C library may keep: getting its pages anew costs time
 CACHE_CEILING_BYTES = 1024 * MIB  # of freed buffers that MLX may keep
+CACHE_UNDER_LOW_LIMITS_BYTES = 32 * MIB  # at least, what MLX itself keeps on the CPU
 CACHE_STEP_BYTES = MIB  # the cache's limit before a step is a multiple of it, so that it seldom changes
 
 
@@ -33,6 +34,11 @@ class Gauges:
     Args:
         backend: where MLX runs.
         clock: monotonic seconds.
+
+    Attributes:
+        backend: where MLX runs.
+        base_bytes: the footprint before any model.
+        cache_room_bytes: freed buffers that MLX may keep under the limits in force.
     """
 
     def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +49,7 @@ class Gauges:
         self._overheads = (0,) * SAMPLES  # replaced, never changed: two threads read it
         self._unsettled_until = 0.0
         self._sampled_at = float("-inf")
-        self._cache_room_bytes = CACHE_CEILING_BYTES
+        self.cache_room_bytes = CACHE_CEILING_BYTES
         self._cache_limit_bytes = -1  # nothing told yet
         self._beside_bytes = 0  # what was left beside MLX when the heap was given back last
         self._system: tuple[float, int, int] = (-1.0, 0, 0)
@@ -81,8 +87,9 @@ class Gauges:
         return max(0, int(self._mx.get_peak_memory()) - self.active_bytes()) if self._mx else 0
 
     def obey(self, limits: EngineLimits) -> None:
-        """Set MLX's cache limit so that its cache takes at most half of what lies between the limits.
+        """Set MLX's cache limit: a quarter of the soft limit, and at most half of what lies between the limits.
 
+        Nobody who says 200 MB means a process of 1.3 GB, though the cache is no part of what the soft limit counts.
         The ceiling is below Metal's default, which is as large as its memory limit, and above the CPU's of 32 MiB: a
         step that reads eight prompts takes more, and what MLX does not keep comes in fresh pages (36,000 in such a
         step, 2 µs each). No memory limit is set: on the CPU it is back-pressure that costs time, and on Metal it caused
@@ -91,16 +98,18 @@ class Gauges:
         if not self._mx:
             return
         room = CACHE_CEILING_BYTES
+        if limits.soft_bytes:
+            room = min(room, max(CACHE_UNDER_LOW_LIMITS_BYTES, limits.soft_bytes // 4))
         if limits.soft_bytes and limits.hard_bytes:
             room = min(room, max(0, limits.hard_bytes - limits.soft_bytes) // 2)
-        self._cache_room_bytes = room
-        self._limit_cache(self._cache_room_bytes)
+        self.cache_room_bytes = room
+        self._limit_cache(self.cache_room_bytes)
 
     def cap_cache(self, room_bytes: int) -> bool:
         """Let MLX's cache take at most `room_bytes`, and what the limits allow; True when it holds more already."""
         if not self._mx:
             return False
-        allowed_bytes = max(0, min(room_bytes // CACHE_STEP_BYTES * CACHE_STEP_BYTES, self._cache_room_bytes))
+        allowed_bytes = max(0, min(room_bytes // CACHE_STEP_BYTES * CACHE_STEP_BYTES, self.cache_room_bytes))
         self._limit_cache(allowed_bytes)
         return self.cache_bytes() > allowed_bytes
 

@@ -219,10 +219,13 @@ def test_a_footprint_that_lags_behind_what_was_freed_costs_nobody_another_model(
         (0, 0, CACHE_CEILING_BYTES),
         (GIB, GIB + 20 * MIB, 10 * MIB),
         (GIB, GIB, 0),
-        (GIB, 60 * GIB, CACHE_CEILING_BYTES),
+        (GIB, 60 * GIB, GIB // 4),
+        (GIB, 0, GIB // 4),
+        (100 * MIB, 60 * GIB, 32 * MIB),
+        (8 * GIB, 60 * GIB, CACHE_CEILING_BYTES),
     ],
 )
-def test_mlxs_cache_has_a_ceiling_and_half_of_what_lies_between_the_limits(soft: int, hard: int, expected: int) -> None:
+def test_mlxs_cache_takes_a_part_of_the_soft_limit_and_of_what_is_above_it(soft: int, hard: int, expected: int) -> None:
     mlx = RecordedMlx()
     gauges(RecordedBackend(), mlx, [0.0]).obey(EngineLimits(soft_bytes=soft, hard_bytes=hard))
     assert mlx.cache_limits == [expected]

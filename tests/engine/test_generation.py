@@ -178,6 +178,18 @@ def test_an_idle_engine_gives_its_cache_back_when_a_plan_asks_for_it_and_only_on
     assert driver.engine.rest().result().cache_bytes > 1_000_000
 
 
+def test_an_idle_engine_gives_its_cache_back_when_a_lower_soft_limit_leaves_no_room_for_it(
+    driver: Driver, tiny_model: Callable[..., Path]
+) -> None:
+    driver.load("m", tiny_model())
+    driver.run(generation("r", "m", prompt(600, 1), 5))
+    reading = driver.engine.rest().result()
+    driver.apply(limits=EngineLimits(soft_bytes=1_000_000_000, hard_bytes=4_000_000_000))
+    assert driver.engine.rest().result().cache_bytes == reading.cache_bytes > 1_000_000
+    driver.apply(limits=EngineLimits(soft_bytes=1_000_000_000, hard_bytes=1_000_000_000))
+    assert driver.engine.rest().result().cache_bytes == 0
+
+
 def test_an_engine_that_has_nothing_to_do_keeps_its_cache_for_a_while_and_then_gives_it_back_once(
     driver_of: Callable[..., Driver], tiny_model: Callable[..., Path]
 ) -> None:

@@ -24,7 +24,7 @@ from omlxd.engine.events import (
     Unloaded,
 )
 from omlxd.engine.gauges import Gauges
-from omlxd.engine.glibc import tame_glibc
+from omlxd.engine.glibc import tame_glibc, trim_heap
 from omlxd.engine.loader import LoadedModel, SlicedLoad
 from omlxd.engine.orders import Plan
 from omlxd.engine.pace import Gathering, LoadTurn, Pace, PromptTurn
@@ -130,12 +130,12 @@ class PlanExecutor:
         has_new_limits, self._plan = plan.limits != self._plan.limits, plan
         self._gauges.obey(plan.limits)
         if has_new_limits and self._gauges.cache_bytes() > self._gauges.cache_room_bytes:
-            self.drop_cache()  # where MLX does not look at a new limit before it frees something next, as on CUDA
+            self._drop_cache()  # where MLX does not look at a new limit before it frees something next, as on CUDA
         self.prefixes.obey(plan.prefix_cache_bytes)  # before anything new begins in the room it makes
         if plan.cache_drops > self._cache_drops:
             self._cache_drops = plan.cache_drops
             gc.collect()
-            self.drop_cache()
+            self._drop_cache()
         for model in self._models.values():
             model.obey(plan)
         self._remove_requests(plan)
@@ -209,12 +209,17 @@ class PlanExecutor:
         """Give MLX's buffer cache back when `active + cache` is above the hard limit (rung 1)."""
         hard_bytes = self._plan.limits.hard_bytes
         if hard_bytes and self._gauges.active_bytes() + self._gauges.cache_bytes() > hard_bytes:
-            self.drop_cache()
+            self._drop_cache()
 
-    def drop_cache(self) -> None:
-        """Give MLX's buffer cache back."""
+    def _drop_cache(self) -> None:
         if (freed_bytes := buffer_cache.drop(self._gauges)) > 0:
             self.report.tell(CacheDropped, freed_bytes, self._gauges.read(at_rest=True))
+
+    def give_back(self) -> None:
+        """Give back what MLX and the C library keep of what was freed: nothing runs that would use it soon."""
+        if self._gauges.cache_bytes():
+            self._drop_cache()
+            trim_heap()
 
     def measure_kv(self, *, now: bool = False) -> None:
         """Refresh `kv_bytes` when it is older than 0.1 s, or `now`."""

@@ -216,7 +216,7 @@ class EngineThread:
         self._executor.measure_kv(now=True)
         keeps_s = self._idle_since_s + KEEPS_CACHE_S - self._clock()
         if keeps_s <= 0.0:
-            self._executor.drop_cache()
+            self._executor.give_back()
         self._wait(keeps_s if keeps_s > 0.0 else None)
 
     def _wait(self, most_s: float | None) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from omlxd.core.errors import StartFailed
 from omlxd.core.events import Emit, Event, EventLevel, EventName
@@ -15,6 +16,7 @@ from omlxd.daemon.atomic_write import try_writing, write_atomically
 from omlxd.daemon.files import open_regular
 from omlxd.daemon.state_text import parse_state, render_state, salvage
 
+TRY_AGAIN_S: Final = 30.0
 _MOST_DAMAGED = 9  # copies that are kept; the next one takes the place of the newest
 
 
@@ -27,7 +29,10 @@ def read_state(path: Path) -> SavedState:
 
 
 class StateFile:
-    """Reads the state once and writes each change; a write that fails is a warning, never an error to the caller."""
+    """Reads the state once and writes each change.
+
+    A write that fails is a warning, never an error to the caller, and is tried again each TRY_AGAIN_S.
+    """
 
     def __init__(self, path: Path, emit: Emit) -> None:
         self.path = path
@@ -38,6 +43,7 @@ class StateFile:
         self._written: SavedState | None = None
         self._told: str | None = None  # why the last write failed
         self._tasks: set[asyncio.Task[tuple[str, ...]]] = set()
+        self._again: asyncio.TimerHandle | None = None
 
     def load(self) -> SavedState:
         """Read the file; what is damaged of it is left out and told, and the file is kept as `state.toml.damaged`."""
@@ -62,11 +68,8 @@ class StateFile:
 
     async def flush(self) -> tuple[str, ...]:
         """Write what is not on the disk yet (a daemon that ends may have cut a change short), or say why it is not."""
-        writing = asyncio.create_task(self._write())
-        self._tasks.add(writing)
-        writing.add_done_callback(self._tasks.discard)
         # A thread that writes cannot be cancelled, so nobody else may begin meanwhile.
-        return await asyncio.shield(writing)
+        return await asyncio.shield(self._begin_writing())
 
     async def try_writing(self) -> None:
         """Look whether the disk takes a state at all, and add to `warnings` when it does not."""
@@ -89,6 +92,16 @@ class StateFile:
         words = [word for word, saved in (("the limit", self.limit_saved), ("pins", pins_saved)) if not saved]
         return f"{' and '.join(words)}: {self._told}" if words else None
 
+    def _begin_writing(self) -> asyncio.Task[tuple[str, ...]]:
+        writing = asyncio.create_task(self._write())
+        self._tasks.add(writing)
+        writing.add_done_callback(self._tasks.discard)
+        return writing
+
+    def _try_again(self) -> None:
+        self._again = None
+        self._begin_writing()
+
     async def _write(self) -> tuple[str, ...]:
         async with self._writing:  # whoever comes second writes the newest state, in order
             if (state := self.state) == self._written:
@@ -97,6 +110,8 @@ class StateFile:
                 await asyncio.to_thread(write_atomically, self.path, render_state(state))
                 self._written, self._told = state, None
             except OSError as error:
+                if self._again is None:
+                    self._again = asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._try_again)
                 return (f"in force, but not saved: {self._tell(error)}",)
         return ()
 

@@ -14,8 +14,9 @@ import pytest
 from omlxd.core.events import Event, EventName
 from omlxd.core.learned_costs import LearnedCosts
 from omlxd.core.saved_state import LearnedSizes, SavedLimit, SavedPin, SavedState
-from omlxd.daemon.state_file import StateFile
+from omlxd.daemon.state_file import TRY_AGAIN_S, StateFile
 from omlxd.daemon.state_text import parse_state, render_state
+from tests.fakes.clock import run
 
 FULL = SavedState(
     limit=SavedLimit(max_memory="6G", manifest_max_memory="8G"),
@@ -221,6 +222,27 @@ async def test_a_change_that_cannot_be_written_holds_and_says_that_it_is_not_sav
     (tmp_path / "state.toml.new").rmdir()
     assert await file.change(lambda state: state) == ()
     assert StateFile(tmp_path / "state.toml", events.append).load() == FULL
+
+
+def test_a_change_that_could_not_be_written_is_written_by_itself_once_that_goes(tmp_path: Path) -> None:
+    events: list[Event] = []
+    path = tmp_path / "state.toml"
+
+    async def main() -> None:
+        file = StateFile(path, events.append)
+        (tmp_path / "state.toml.new").mkdir()
+        assert await file.change(lambda _: FULL)
+        await asyncio.sleep(3.5 * TRY_AGAIN_S)
+        assert not path.exists()
+        (tmp_path / "state.toml.new").rmdir()
+        await asyncio.sleep(TRY_AGAIN_S)
+        assert StateFile(path, events.append).load() == FULL
+        path.unlink()
+        await asyncio.sleep(3 * TRY_AGAIN_S)
+        assert not path.exists(), "it is not written again and again"
+
+    run(main())
+    assert [event.event for event in events] == [EventName.STATE_FILE_NOT_SAVED]
 
 
 async def test_a_file_that_cannot_be_written_is_told_once_until_it_can_be(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -25,9 +25,9 @@ from omlxd.cli.log_lines import Log
 from omlxd.cli.options import Json
 from omlxd.cli.sentences import event_sentence
 from omlxd.cli.stories import Record, Story
-from omlxd.cli.values import moment, one_line
+from omlxd.cli.values import moment, named, one_line
 from omlxd.core.errors import OmlxError
-from omlxd.core.states import SCHEMA
+from omlxd.core.states import SCHEMA, EntryState
 from omlxd.daemon.files import require_regular
 from omlxd.daemon.home import Home
 
@@ -36,6 +36,13 @@ EVENTS_OF_A_MODEL: Final = 8
 EVENTS_OF_A_REQUEST: Final = 20
 DAEMON_TIMEOUT_S: Final = 1.0
 _LABEL_COLUMNS: Final = 11
+_IS: Final[dict[str, str]] = {
+    EntryState.UNLOADED: "not loaded",
+    EntryState.LOADING: "being loaded",
+    EntryState.LOADED: "loaded",
+    EntryState.UNLOADING: "being unloaded",
+    EntryState.FAILED: "not loaded, since loading it failed",
+}
 
 
 def why(
@@ -82,6 +89,7 @@ class _Inquiry:
         self._home, self._count, self._runs_ago, self._json = home, count, runs_ago, json
         self._now = time.time()
         self._alive = is_held(home.lock)
+        self._status: dict[str, Any] = {}
 
     def last_decisions(self) -> None:
         story = self._search(lambda log: stories.of_decisions(log, self._count or 1, self._runs_ago))
@@ -132,6 +140,8 @@ class _Inquiry:
         if not story.events and story.last_request is None and not story.passed_over and model not in names:
             raise unknown_model(name, names)
         self._answer("model", model, story, lives.of_model(model, story, alive=self._alive, now=self._now), None)
+        if (state := self._state_now(model)) is not None and not self._json:
+            output.note(f"now {named(model)} is {state}: that the daemon says itself")
 
     def _answer(self, kind: str, name: str, story: Story, answer: lives.Answer, arrived: float | None) -> None:
         decisions = [answer.decision] if answer.decision is not None else []
@@ -173,9 +183,25 @@ class _Inquiry:
             output.note(f"left out {log.damaged} damaged {'line' if log.damaged == 1 else 'lines'} of the log")
         for record in story.lost[:1]:
             output.note(f"{event_sentence(record)}, before {moment(record.get('ts'), self._now)}: this may not be all")
-        if self._alive and (trouble := _log_trouble(self._home)):
+        if self._alive:
+            self._status = _status(self._home)
+        if trouble := self._log_trouble:
             output.note(f"the log has not all that happened, {trouble}")
         return story
+
+    @property
+    def _log_trouble(self) -> str | None:
+        """What the daemon says of its log, if it says anything."""
+        trouble = self._status.get("log_trouble")
+        return one_line(trouble) if isinstance(trouble, str) else None
+
+    def _state_now(self, model: str) -> str | None:
+        """Where the daemon says that the model is, when its log may not say it."""
+        if self._log_trouble is None:
+            return None
+        models = self._status.get("models", ())
+        found = next((each for each in models if isinstance(each, dict) and each.get("name") == model), None)
+        return None if found is None else _IS.get(str(found.get("state")))
 
     def _say(self, text: str) -> None:
         self._wrapped("", text)
@@ -203,19 +229,19 @@ class _Inquiry:
                     "stopped_ts": (run.stopped or {}).get("ts"),
                     "alive": self._alive and run.ago == 0,
                 },
+                "log_trouble": self._log_trouble,
                 "decisions": decisions,
                 "events": [record for _, record in reversed(story.events)],
             }
         )
 
 
-def _log_trouble(home: Home) -> str | None:
-    """What the daemon says of its log, if it says anything: the log is read without it."""
+def _status(home: Home) -> dict[str, Any]:
+    """What a running daemon says of itself; nothing when it does not answer: the log is read without it."""
     try:
-        trouble = Client(home.socket).get("/v1/control/status", timeout_s=DAEMON_TIMEOUT_S).get("log_trouble")
+        return Client(home.socket).get("/v1/control/status", timeout_s=DAEMON_TIMEOUT_S)
     except OmlxError:
-        return None
-    return one_line(trouble) if isinstance(trouble, str) else None
+        return {}
 
 
 def _runs_before(ago: int) -> str:

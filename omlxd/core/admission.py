@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from omlxd.core.costs import KvCosts
-from omlxd.core.ledger import Difference, Ledger, reserved_tokens
+from omlxd.core.ledger import Difference, Ledger
 from omlxd.core.room import candidates_of, missing_text, shortest_prefix
 from omlxd.core.snapshot import Candidate, EntrySnapshot, Limits, Snapshot
 from omlxd.core.states import EntryState
@@ -187,9 +187,9 @@ def taken(snapshot: Snapshot, limits: Limits, ledger: Ledger) -> int:
     return max(pressure_bytes, ledger.committed_bytes + unexplained_bytes)
 
 
-def least_kv_bytes(costs: KvCosts) -> int:
-    """What the smallest useful request of a model keeps: a load makes room for it beside the weights."""
-    return costs.kv_bytes(reserved_tokens(1))
+def kept_bytes(costs: KvCosts, prompt_tokens: int = 1) -> int:
+    """What a request keeps that runs alone, in the smallest chunks: a load makes room for it beside the weights."""
+    return Ledger().if_admitted("", costs, prompt_tokens, CHUNKS[-1]).stays_bytes
 
 
 def chunks(largest: int) -> tuple[int, ...]:

@@ -57,28 +57,36 @@ class Room:
     candidates: tuple[Candidate, ...] = ()
 
 
-def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int) -> Room:
+def make_room(snapshot: Snapshot, limits: Limits, model: str, need_bytes: int, prompt_tokens: int = 1) -> Room:
     """How `model`, which needs `need_bytes`, gets its memory under the soft limit.
 
     Without a soft limit only the hard one (what the machine can give) is looked at, and nothing is evicted.
+
+    Args:
+        snapshot: who holds what.
+        limits: what is in force.
+        model: which is not loaded.
+        need_bytes: its weights, and what is to fit beside them.
+        prompt_tokens: the prompt whose KV cache is part of that; 1 is what any request has.
     """
     others = tuple(entry for entry in snapshot.entries if entry.name != model)
     committed_bytes = sum(entry.committed_bytes for entry in others)
     # Prefix caches do not count: the plan that brings the load has them trimmed first.
     used_bytes = max(snapshot.reading.pressure_bytes(limits.policy) - snapshot.prefix_bytes, committed_bytes)
     limit_bytes = max(0, limits.soft_bytes) or max(0, limits.hard_bytes)
-    if (refusal := _never(others, limits, model, need_bytes, used_bytes, limit_bytes)) is not None:
+    needs = f"`{model}` needs" if prompt_tokens <= 1 else f"`{model}` with a prompt of {prompt_tokens} tokens needs"
+    if (refusal := _never(others, limits, needs, need_bytes, used_bytes, limit_bytes)) is not None:
         return refusal
     short_bytes = used_bytes + need_bytes - limit_bytes
     if limits.soft_bytes <= 0 or short_bytes <= 0:
         free = f"{format_bytes(-short_bytes)} are left" if limits.soft_bytes > 0 else "no limit is enforced"
-        why = f"`{model}` needs {format_bytes(need_bytes)} and fits: {free}"
+        why = f"{needs} {format_bytes(need_bytes)} and fits: {free}"
         return Room(RoomKind.FITS, why, need_bytes, used_bytes, limit_bytes, limits.binding)
     loaded = sorted((entry for entry in others if entry.state is EntryState.LOADED), key=_lru_key)
     idle = [entry for entry in loaded if _evictable(entry)]
     victims = shortest_prefix(idle, short_bytes)
     candidates = candidates_of(loaded, victims)
-    need = f"`{model}` needs {missing_text(need_bytes, short_bytes)}"
+    need = f"{needs} {missing_text(need_bytes, short_bytes)}"
     if victims:
         names = named(entry.name for entry in victims)
         return Room(
@@ -127,17 +135,14 @@ def missing_text(need_bytes: int, short_bytes: int, are: str = "are", limit: str
 
 
 def _never(
-    others: Sequence[EntrySnapshot], limits: Limits, model: str, need_bytes: int, used_bytes: int, limit_bytes: int
+    others: Sequence[EntrySnapshot], limits: Limits, needs: str, need_bytes: int, used_bytes: int, limit_bytes: int
 ) -> Room | None:
     """The refusal when not even an otherwise empty machine would do: the model alone, or beside what is pinned."""
     if limit_bytes <= 0:
         return None
     name = "soft limit" if limits.soft_bytes > 0 else "hard limit"
     if need_bytes > limit_bytes:
-        why = (
-            f"`{model}` needs {format_bytes(need_bytes)}, more than the {name}"
-            f" {format_bytes(limit_bytes)} ({limits.set_by})"
-        )
+        why = f"{needs} {format_bytes(need_bytes)}, more than the {name} {format_bytes(limit_bytes)} ({limits.set_by})"
         return Room(RoomKind.NEVER, why, need_bytes, used_bytes, limit_bytes, limits.binding)
     held = (EntryState.LOADED, EntryState.LOADING)
     pinned = [entry for entry in others if entry.pinned and entry.state in held]
@@ -146,7 +151,7 @@ def _never(
         return None
     names = named(entry.name for entry in pinned)
     why = (
-        f"`{model}` needs {format_bytes(need_bytes)} and pinned models hold {format_bytes(pinned_bytes)} ({names}),"
+        f"{needs} {format_bytes(need_bytes)} and pinned models hold {format_bytes(pinned_bytes)} ({names}),"
         f" together more than the {name} {format_bytes(limit_bytes)} ({limits.set_by})"
     )
     blockers = tuple(entry.name for entry in pinned)

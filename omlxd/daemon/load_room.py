@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from omlxd.core.admission import kept_bytes
 from omlxd.core.events import Event, EventName
 from omlxd.core.memory import MemoryReading
 from omlxd.core.room import Room, RoomKind, make_room
+from omlxd.core.snapshot import Snapshot
 from omlxd.core.states import EntryState
 from omlxd.core.turnover import TurnDecision, TurnKind, decide_turn
 from omlxd.core.waits import load_waits_for
@@ -44,7 +47,7 @@ class LoadRoom:
         """Other patience from now on."""
         self._wait_s, self._fair_wait_s = wait_s, fair_wait_s
 
-    async def find(self, ticket: LoadTicket, need_bytes: int, begin: Callable[[], None]) -> None:
+    async def find(self, ticket: LoadTicket, begin: Callable[[], None]) -> None:
         """Return when there is room and `begin` was called in the same breath.
 
         Raises:
@@ -53,16 +56,16 @@ class LoadRoom:
             LoadCancelled: others would have to make way, and nobody asks for it any more.
         """
         try:
-            await self._find(ticket, need_bytes, begin)
+            await self._find(ticket, begin)
         finally:
             self._reopen()
 
-    async def _find(self, ticket: LoadTicket, need_bytes: int, begin: Callable[[], None]) -> None:
+    async def _find(self, ticket: LoadTicket, begin: Callable[[], None]) -> None:
         pool, told, stuck_since_s = self._pool, False, None
         while True:
             change = pool.change
             async with pool.lock:
-                room, turn = await self._evict_for(ticket, need_bytes)
+                room, turn = await self._evict_for(ticket)
                 if room.kind is RoomKind.FITS:
                     begin()
                     return
@@ -89,18 +92,18 @@ class LoadRoom:
             except TimeoutError:
                 pass
 
-    async def _evict_for(self, ticket: LoadTicket, need_bytes: int) -> tuple[Room, TurnDecision | None]:
+    async def _evict_for(self, ticket: LoadTicket) -> tuple[Room, TurnDecision | None]:
         """Unload models one by one, reading memory after each, until it fits or none may go now."""
         pool = self._pool
         while True:
             self._keep_closed()
             if pool.clock() - self._rested_s < RECHECK_S:  # those who run are not stopped for each look
-                room, turn = self._look(ticket, need_bytes, pool.engine.read())
+                room, turn = self._look(ticket, pool.engine.read())
                 if room.kind is RoomKind.WAIT and (turn is None or turn.kind is TurnKind.WAIT):
                     return room, turn
             reading = await pool.read_rest() or pool.engine.read()
             self._rested_s = pool.clock()
-            room, turn = self._look(ticket, need_bytes, reading)
+            room, turn = self._look(ticket, reading)
             if ticket.modest and room.kind in (RoomKind.EVICT, RoomKind.WAIT):
                 raise no_room_beside(ticket.entry.name, room, [each.model for each in room.candidates])
             if turn is not None and turn.kind is TurnKind.EVICT:
@@ -110,12 +113,12 @@ class LoadRoom:
             else:
                 return room, turn
 
-    def _look(self, ticket: LoadTicket, need_bytes: int, reading: MemoryReading) -> tuple[Room, TurnDecision | None]:
+    def _look(self, ticket: LoadTicket, reading: MemoryReading) -> tuple[Room, TurnDecision | None]:
         pool, entry = self._pool, ticket.entry
         if pool.limits.system_short(reading):
             raise system_short(entry.name, reading, pool.limits)
         snapshot = pool.snapshot(reading)
-        room = make_room(snapshot, pool.limits, entry.name, need_bytes)
+        room = self._room(ticket, snapshot)
         if ticket.abandoned and room.kind is RoomKind.EVICT:
             raise nobody_asks(entry.name, room)  # nobody makes way for it; who asks again finds it loaded where it fits
         if self._fair_wait_s is None or room.kind not in (RoomKind.EVICT, RoomKind.WAIT):
@@ -128,6 +131,25 @@ class LoadRoom:
         rivals = sum(each.ticket is not None and not each.ticket.begun for each in pool.entries.values())
         waiting = replace(ticket.waiting, rivals=max(1, rivals))
         return room, decide_turn(snapshot.now_s, waiting, room, holders, self._fair_wait_s)
+
+    def _room(self, ticket: LoadTicket, snapshot: Snapshot) -> Room:
+        """Whether the model fits, and with it the prompt of the request that comes first: it would be loaded in vain,
+        and stand in others' way, where that has to wait for memory afterwards.
+
+        Where it cannot have both, it is loaded alone, and the door tells the request what it lacks. Of a model that is
+        loaded for the first time no prompt has tokens yet; and nothing rests on a guess of what they take.
+        """
+        pool, entry = self._pool, ticket.entry
+        if not (pool.door.guarded and entry.costs.certain):
+            return make_room(snapshot, pool.limits, entry.name, ticket.total_bytes)
+        first = min((each for each in entry.requests.values() if not each.ended), key=attrgetter("order"), default=None)
+        prompt_tokens = 0 if first is None else first.prompt_tokens + len(first.generated)
+        for tokens in sorted({max(1, prompt_tokens), 1}, reverse=True):
+            need_bytes = ticket.total_bytes + kept_bytes(entry.costs, tokens)
+            room = make_room(snapshot, pool.limits, entry.name, need_bytes, tokens)
+            if room.kind is not RoomKind.NEVER:
+                break
+        return room
 
     async def _evict(
         self, ticket: LoadTicket, room: Room, reading: MemoryReading, victims: Sequence[str], why: str

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from omlxd.core.admission import least_kv_bytes
 from omlxd.core.errors import Busy, DoesNotFit, LoadCancelled, LoadFailed, NotPermitted, OmlxError, ShuttingDown
 from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.core.memory import MemoryReading
@@ -264,10 +263,7 @@ class LoadQueue:
         entry, put_off = ticket.entry, ticket.put_off
         try:
             order = await load_size.predicted(self._pool, ticket)
-            sure = self._pool.door.guarded and entry.costs.certain  # nothing is refused on the strength of a guess
-            least_bytes = least_kv_bytes(entry.costs) if sure else 0
-            need_bytes = ticket.total_bytes + least_bytes
-            await self._room.find(ticket, need_bytes, lambda: self._begin(ticket, order))
+            await self._room.find(ticket, lambda: self._begin(ticket, order))
             await asyncio.wait([ticket.result, put_off], return_when=asyncio.FIRST_COMPLETED)  # by the engine's events
             if entry.state is EntryState.FAILED:
                 now = await asyncio.to_thread(self._pool.fingerprint, entry.settings)

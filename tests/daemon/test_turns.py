@@ -13,7 +13,9 @@ from omlxd.core.errors import LoadCancelled
 from omlxd.core.events import Event, EventName
 from omlxd.core.memory import Policy
 from omlxd.daemon.request import Generation
+from omlxd.engine.orders import MIB
 from tests.fakes.clock import on_virtual_time, run
+from tests.fakes.costs import FakeCosts
 from tests.fakes.pools import Scene, until, until_decoding
 
 RELOAD_S = 0.25  # what the fake engine says that a load takes
@@ -271,3 +273,44 @@ def played(schedule: list[tuple[str, float, int]], fair_wait_s: float) -> list[o
         return [waits, Counter(event.event for event in scene.events)]
 
     return run(play())
+
+
+@on_virtual_time
+async def test_a_model_is_not_loaded_for_a_prompt_that_would_have_to_wait_for_memory_beside_the_others() -> None:
+    """Both models fit; the cache of this prompt does not fit beside a running request."""
+    costs = FakeCosts(token_bytes=MIB // 4)  # of the running request 128 MiB, of the prompt 320
+    scene = Scene({"a": 300, "b": 300}, costs=costs, step_s=0.05, answer_tokens=None)
+    async with scene.pool as pool:
+        scene.enforcer(1000, hard_mib=2000).start()
+        await pool.load("b")
+        await pool.unload("b")
+        running = pool.generate("a", prompt="hi", max_tokens=200)
+        await until_decoding(running)
+        long = pool.generate("b", prompt="word " * 900, max_tokens=4)
+        short = pool.generate("b", prompt="hi", max_tokens=4)
+        await until(lambda: bool(scene.named(EventName.LOAD_WAITING)))
+        (waiting,) = scene.named(EventName.LOAD_WAITING)
+        assert "`b` with a prompt of 900 tokens needs" in waiting.fields["reason"]
+        assert scene.states["b"] == "unloaded"
+        await asyncio.gather(long.text(), short.text(), running.text())
+        assert [event.model for event in scene.named(EventName.LOAD_STARTED)].count("b") == 2
+        assert not [each for each in scene.named(EventName.REQUEST_WAITING) if each.fields.get("short_bytes")]
+    assert not scene.named(EventName.REQUEST_ABORTED, EventName.REQUEST_FAILED)
+
+
+@on_virtual_time
+async def test_a_prompt_that_goes_away_is_no_reason_to_wait() -> None:
+    scene = Scene({"a": 300, "b": 300}, costs=FakeCosts(token_bytes=MIB // 4), step_s=0.05, answer_tokens=None)
+    async with scene.pool as pool:
+        scene.enforcer(1000, hard_mib=2000).start()
+        await pool.load("b")
+        await pool.unload("b")
+        running = pool.generate("a", prompt="hi", max_tokens=200)
+        await until_decoding(running)
+        long = pool.generate("b", prompt="word " * 900, max_tokens=4)
+        short = pool.generate("b", prompt="hi", max_tokens=4)
+        await until(lambda: bool(scene.named(EventName.LOAD_WAITING)))
+        await long.aclose()
+        assert (await short.text()).split() == [f"tok{number}" for number in range(4)]
+        assert not running.ended
+    assert not scene.named(EventName.TURN_ENDED)

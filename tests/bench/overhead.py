@@ -22,7 +22,7 @@ import psutil
 
 from tests.bench.report import Judged, Row, Target, against
 from tests.bench.scratch import CHECKOUT, Scratch
-from tests.bench.servers import RunningDaemon, cpu_s, our_daemon
+from tests.bench.servers import RunningDaemon, cpu_s, our_daemon, without_preload
 from tests.bench.streaming import chats
 
 PEER, LEAST = "bare engine", "least of servers"
@@ -134,7 +134,9 @@ def _arithmetic_on(threads: int | None) -> Iterator[None]:
 @contextmanager
 def _bare_engine(model: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.bench.overhead_child", str(model)]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with without_preload():
+        started = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with started as child:
         try:
             yield child
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import subprocess
 import sys
@@ -66,7 +67,8 @@ def our_daemon(
     for name, time_to_live in (ttl or {}).items():
         manifest["models"][name]["ttl"] = time_to_live
     at.manifest.write_text(tomli_w.dumps(manifest))
-    ready = start_detached(at, StartOptions())
+    with without_preload():
+        ready = start_detached(at, StartOptions())
     process = psutil.Process(ready["pid"])
     try:
         host, _, port = ready["api"].rpartition(":")
@@ -88,6 +90,17 @@ def mlx_lm_server(model: Path) -> Iterator[tuple[Address, psutil.Process]]:
         yield address, psutil.Process(process.pid)
     finally:
         _end(process)
+
+
+@contextmanager
+def without_preload() -> Iterator[None]:
+    """Processes of ours that are started meanwhile bring their BLAS along by themselves, as for users."""
+    preloaded = os.environ.pop("LD_PRELOAD", None)
+    try:
+        yield
+    finally:
+        if preloaded is not None:
+            os.environ["LD_PRELOAD"] = preloaded
 
 
 def cpu_s(process: psutil.Process) -> float:

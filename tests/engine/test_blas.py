@@ -61,3 +61,23 @@ def test_doctor_says_whose_it_is(
     (told,) = [each for each in checkup.check_installation()[0] if each.check == "blas"]
     assert told.health is health
     assert told.found.startswith(found)
+
+
+SPINS = """
+import os
+from omlxd.engine import mlxlm
+mlxlm.import_libraries()
+print(os.environ.get("OPENBLAS_THREAD_TIMEOUT"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "asked", "found"), [("", None, blas.SPIN), ("", "28", "28"), (blas.BUNDLED, None, "None")]
+)
+def test_its_threads_sleep_soon_unless_the_user_says_otherwise(variable: str, asked: str | None, found: str) -> None:
+    environment = os.environ | {blas.VARIABLE: variable}
+    environment.pop(blas.SPIN_VARIABLE, None)
+    if asked is not None:
+        environment[blas.SPIN_VARIABLE] = asked
+    told = subprocess.run([sys.executable, "-c", SPINS], env=environment, check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == found

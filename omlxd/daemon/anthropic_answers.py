@@ -52,6 +52,10 @@ class Message:
             self._open = kind
         yield event("content_block_delta", index=self._blocks, delta=_delta(piece))
 
+    def more(self, piece: Piece) -> bytes:
+        """The events of one more piece as they go out, one behind the other."""
+        return b"".join(self.piece(piece))
+
     def finish(self) -> Iterator[bytes]:
         """The last events."""
         yield from self._close_block()

@@ -18,7 +18,7 @@ from omlxd.daemon.bodies import read_body
 from omlxd.daemon.http_errors import MESSAGES_PATH, JsonResponse, error_content, internal_error, outward
 from omlxd.daemon.listening import hear_pieces, wait_before_stream
 from omlxd.daemon.replies import Piece, Reply
-from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
+from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, straight, while_connected
 from omlxd.daemon.wish import Options
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
@@ -84,10 +84,11 @@ class _AnthropicApi:
         return Stream(self._events(request, reply), SERVER_SENT_EVENTS)
 
     async def _events(self, request: Request, reply: Reply) -> AsyncGenerator[bytes, None]:
-        message = Message(reply)
+        message, engine = Message(reply), self._daemon.pool.engine
+        at_once = straight(request.scope, message.more)
         try:
             yield message.start()
-            async with reply.generation, aclosing(hear_pieces(self._daemon.pool.engine, [reply])) as heard:
+            async with reply.generation, aclosing(hear_pieces(engine, [reply], at_once)) as heard:
                 async for news in heard:
                     if news is None:
                         yield event("ping")

@@ -59,6 +59,7 @@ class AwakeClock:
         return self._stopped_s
 
 
+_BELL_BYTES: Final = 4096
 _write: Final = ctypes.PyDLL(None).write
 
 
@@ -83,6 +84,18 @@ class AwakeEventLoop(asyncio.SelectorEventLoop):
             _write(bell.fileno(), b"\0", 1)  # a full one is no failure: the loop has not heard the last yet
         else:
             super()._write_to_self()  # type: ignore[misc]
+
+    def _read_from_self(self) -> None:
+        """asyncio's own, without its second read, which an exception tells that there is nothing more."""
+        ear = getattr(self, "_ssock", None)
+        if ear is None:
+            super()._read_from_self()  # type: ignore[misc]
+            return
+        try:
+            rung = ear.recv(_BELL_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        self._process_self_data(rung)  # type: ignore[attr-defined]  # numbers of signals; what is left wakes the loop again
 
 
 class PauseWatch(Watcher):

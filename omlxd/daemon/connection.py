@@ -17,6 +17,7 @@ from omlxd.core.events import Event, EventLevel, EventName
 from omlxd.daemon.front_door import LINGER_S, MAX_HEADER_BYTES, header_too_large
 from omlxd.daemon.http_errors import TooLate, error_response
 from omlxd.daemon.sockets import may_connect
+from omlxd.daemon.streams import LINE
 
 READ_TIMEOUT_S = 30.0
 BODY_TIMEOUT_S = 300.0
@@ -121,7 +122,11 @@ class Connection(H11Protocol):
 
     def handle_events(self) -> None:
         """Hand on what has come, and refuse what is none of HTTP."""
+        last = self.cycle
         super().handle_events()
+        if self.cycle is not last:  # its application begins with the loop's next turn
+            scope: Any = self.cycle.scope
+            scope["extensions"] = {**scope.get("extensions", {}), LINE: _BodyLine(self, self.cycle)}
         if self.conn.problem is not None:
             self._refuse(self.conn.problem)
 
@@ -268,6 +273,24 @@ class Connection(H11Protocol):
             self._deadline = None
 
 
+class _BodyLine:
+    """The `Line` of one request's answer: what uvicorn and h11 would write, without the way through them."""
+
+    def __init__(self, connection: Connection, cycle: Any) -> None:
+        self._connection, self._cycle = connection, cycle
+
+    @property
+    def is_clear(self) -> bool:
+        connection, cycle = self._connection, self._cycle
+        if not cycle.response_started or cycle.response_complete or cycle.disconnected or connection.flow.write_paused:
+            return False
+        return connection.conn.sends_chunks and not connection.transport.is_closing()
+
+    def write(self, piece: bytes) -> None:
+        if piece:  # an empty chunk would end the body
+            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
 class _Messages(h11.Connection):
     """h11's, but what it cannot read is a problem for us: of its exception uvicorn would make a line of its own.
 
@@ -285,6 +308,11 @@ class _Messages(h11.Connection):
         """What its request line says, as far as it says anything."""
         target = _origin_form(self._line.partition(b" ")[2].partition(b" ")[0])
         return target.partition(b"?")[0].decode("latin-1")
+
+    @property
+    def sends_chunks(self) -> bool:
+        """Whether an answer without a length is on its way in chunks, as it is to all but clients of HTTP/1.0."""
+        return self.our_state is h11.SEND_BODY and self.their_http_version == b"1.1"
 
     def next_event(self) -> Any:
         """The next event; none when there is a problem."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from omlxd.daemon.app import Daemon
 from omlxd.daemon.replies import Piece, Reply
-from omlxd.daemon.request import Chunk, Generation
+from omlxd.daemon.request import Chunk, Generation, Taker
 from omlxd.daemon.waits import progress_words
 from omlxd.engine.protocol import Engine
 
@@ -22,14 +23,23 @@ Heard = tuple[int, Chunk | None]
 
 
 async def hear_pieces(
-    engine: Engine, replies: Sequence[Reply]
+    engine: Engine, replies: Sequence[Reply], at_once: Taker | None = None
 ) -> AsyncGenerator[tuple[int, Piece | None] | None, None]:
     """What the replies say: (index, piece), (index, None) when that one has ended, None after a second of silence.
 
     Raises the first error of a generation; aborts none of them.
+
+    Args:
+        engine: knows the tokenizers of the models.
+        replies: who speaks.
+        at_once: says more of the answer of a single plain reply as soon as the loop hears of it, without waking who
+            waits here; what it cannot say, and all else, comes out here. With it silence is up to two seconds.
     """
     generations = [reply.generation for reply in replies]
-    hear = _one(generations[0]) if len(generations) == 1 else _several(generations)
+    if len(replies) == 1:
+        hear = _one(generations[0], None if at_once is None else partial(_say_plainly, replies[0], at_once))
+    else:
+        hear = _several(generations)
     async with aclosing(hear) as heard:
         async for news in heard:  # once for each token of a stream: nothing here that can be left out
             if news is None:
@@ -82,9 +92,15 @@ def waiting_for(daemon: Daemon, generations: Sequence[Generation]) -> str:
     return progress_words(daemon.pool, generation)
 
 
-async def _one(generation: Generation) -> AsyncGenerator[Heard | None, None]:
+def _say_plainly(reply: Reply, at_once: Taker, chunk: Chunk) -> bool:
+    if not reply.is_plain or chunk.logprobs:
+        return False
+    return not chunk.text or at_once(chunk)
+
+
+async def _one(generation: Generation, taker: Taker | None) -> AsyncGenerator[Heard | None, None]:
     while True:
-        if not await generation.wait(HEARTBEAT_S):
+        if not await generation.wait(HEARTBEAT_S, taker):
             yield None
             continue
         yield 0, (chunk := generation.take())

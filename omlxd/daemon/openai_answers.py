@@ -156,11 +156,15 @@ class Answer:
         """A frame with one more piece of a choice."""
         if isinstance(piece, Chunk):
             if not piece.logprobs or codec is None:
-                before, after = self._around[index]
-                return before + _json(piece.text) + after
+                return self.more(piece, index)
             logprobs = self._logprobs[index].tell(piece.logprobs, codec)
             return self._framed(_choice(index, self.shape.piece(piece), logprobs=logprobs))
         return self._framed(_choice(index, self.shape.piece(piece)))
+
+    def more(self, chunk: Chunk, index: int = 0) -> bytes:
+        """A frame with more text of a choice."""
+        before, after = self._around[index]
+        return before + _json(chunk.text) + after
 
     def closing(self, index: int) -> bytes:
         """The last frame of a choice, with the generation's figures."""

@@ -27,7 +27,7 @@ from omlxd.daemon.openai_forms import SCHEMA_FIELD
 from omlxd.daemon.pages import Page
 from omlxd.daemon.replies import Piece, Reply
 from omlxd.daemon.request import Generation
-from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, while_connected
+from omlxd.daemon.streams import CLIENT_GONE, SERVER_SENT_EVENTS, Stream, straight, while_connected
 from omlxd.daemon.turnstile import Turnstile
 from omlxd.daemon.wish import Options
 from omlxd.engine.codec import TextCodec
@@ -164,8 +164,8 @@ class _OpenAiApi:
                 yield self._comment(generations)
             for opening in answer.opening():
                 yield opening
-            codec = None
-            async with aclosing(hear_pieces(self._daemon.pool.engine, answer.replies)) as heard:
+            codec, at_once = None, straight(request.scope, answer.more)
+            async with aclosing(hear_pieces(self._daemon.pool.engine, answer.replies, at_once)) as heard:
                 async for news in heard:
                     codec = codec or self._codec(answer)
                     if news is None:

@@ -19,16 +19,22 @@ class Patience:
     def __init__(self, gives_up: Callable[[], object]) -> None:
         self._gives_up = gives_up
         self._until_s: float | None = None
+        self._timeout_s = 0.0
+        self._goes_on = False
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, timeout_s: float) -> None:
         """A wait begins, for so long at most; it replaces the one before."""
         loop = asyncio.get_running_loop()
-        self._until_s = loop.time() + timeout_s
+        self._until_s, self._timeout_s, self._goes_on = loop.time() + timeout_s, timeout_s, False
         if self._timer is not None and self._timer.when() > self._until_s:
             self.close()
         if self._timer is None:
             self._timer = loop.call_at(self._until_s, self._look)
+
+    def go_on(self) -> None:
+        """What is waited for has come; the wait begins anew when the timer looks, so it may be twice as long."""
+        self._goes_on = True
 
     def end(self) -> None:
         """It is over."""
@@ -45,7 +51,9 @@ class Patience:
         if self._until_s is None:
             return
         loop = asyncio.get_running_loop()
-        if loop.time() < self._until_s:
+        if self._goes_on:
+            self.begin(self._timeout_s)
+        elif loop.time() < self._until_s:
             self._timer = loop.call_at(self._until_s, self._look)
         else:
             self._gives_up()

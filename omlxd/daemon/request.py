@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from omlxd.core.errors import OmlxError
 from omlxd.core.snapshot import Limits
@@ -38,6 +38,10 @@ class Cut:
 
     why: str
     decision: str | None = None
+
+
+Taker: TypeAlias = Callable[[Chunk], bool]
+"""Is offered a chunk and says whether it took it."""
 
 
 class Owner(Protocol):
@@ -112,6 +116,7 @@ class Generation:
         self._chunks: deque[Chunk] = deque()
         self._logprobs = ToldLogprobs()
         self._news = asyncio.Event()
+        self._taker: Taker | None = None  # only while somebody waits
         self._patience = Patience(self._news.set)
         self._judged = asyncio.Event()
         self._error_told = False
@@ -178,16 +183,24 @@ class Generation:
             raise self.error
         return None
 
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until a chunk, the end or the error is there, at most `timeout_s`; True when it is. Aborts nothing."""
+    async def wait(self, timeout_s: float | None = None, taker: Taker | None = None) -> bool:
+        """Wait until a chunk, the end or the error is there, at most `timeout_s`; True when it is. Aborts nothing.
+
+        Args:
+            timeout_s: seconds without a chunk; None for no end.
+            taker: with a timeout, is offered each chunk as it comes, on the loop's thread. The wait is for what it
+                leaves, and up to twice as long where it has taken some.
+        """
         if timeout_s is None:
             await self._wait()
         elif not self._chunks and not self.ended:
             self._patience.begin(timeout_s)
             self._news.clear()
+            self._taker = taker
             try:
                 await self._news.wait()
             finally:
+                self._taker = None
                 self._patience.end()
         return bool(self._chunks) or self.ended
 
@@ -268,8 +281,12 @@ class Generation:
         self.generated_tokens += tokens
         if self.measured is not None:
             self.measured.generated(now_s - self._started_s, tokens)
-        self._chunks.append(Chunk(text, tokens, self._logprobs.add(text, held_characters, logprobs)))
-        self._news.set()
+        chunk = Chunk(text, tokens, self._logprobs.add(text, held_characters, logprobs))
+        if self._taker is not None and not self._news.is_set() and self._taker(chunk):
+            self._patience.go_on()
+        else:
+            self._chunks.append(chunk)
+            self._news.set()
 
     def park(self) -> None:
         """Its memory is given back and its tokens are kept; it waits until they fit again."""

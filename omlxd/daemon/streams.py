@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, Final, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +16,45 @@ SERVER_SENT_EVENTS = "text/event-stream"
 PIECES_AT_ONCE = 16
 CLIENT_GONE = 499
 """The status of an answer that nobody reads."""
+
+
+LINE: Final = "omlxd.line"
+"""The `Line` of a request, among the extensions of its scope."""
+
+
+class Line(Protocol):
+    """A body's straight way to its client, which spares a token's piece the way through tasks and applications.
+
+    It is for a body that has begun, has no length and is still made: `Stream`'s.
+    """
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a piece can be written now: the answer has begun, and its client is there and has read the last."""
+        ...
+
+    def write(self, piece: bytes) -> None:
+        """Write more of the body, behind all that was sent; only while the line is clear."""
+        ...
+
+
+def straight(scope: Scope, compose: Callable[[T], bytes]) -> Callable[[T], bool] | None:
+    """What writes a piece at once and says whether it did; None where the server has no such way.
+
+    Args:
+        compose: makes the piece; only called for what is then written.
+    """
+    line: Line | None = scope.get("extensions", {}).get(LINE)
+    if line is None:
+        return None
+
+    def write(said: T) -> bool:
+        if not line.is_clear:
+            return False
+        line.write(compose(said))
+        return True
+
+    return write
 
 
 class Stream(Response):

@@ -16,7 +16,7 @@ from omlxd.daemon.request import Chunk, Generation
 class Talker:
     """A generation that never ends, with a chunk in each round of the loop."""
 
-    async def wait(self, timeout_s: float | None = None) -> bool:
+    async def wait(self, timeout_s: float | None = None, taker: object = None) -> bool:
         await asyncio.sleep(0)
         return True
 

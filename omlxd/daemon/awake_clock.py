@@ -37,7 +37,7 @@ class AwakeClock:
     """
 
     def __init__(self, monotonic: Callable[[], float] | None = None, longest_gap_s: float = LONGEST_GAP_S) -> None:
-        self._monotonic = monotonic or _monotonic
+        self._monotonic = monotonic or time.monotonic
         self._longest_gap_s = longest_gap_s
         self._lock = threading.Lock()
         self._seen_s = self._awake_s = self._monotonic()
@@ -68,10 +68,8 @@ class AwakeEventLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, clock: AwakeClock | None = None) -> None:
         self.clock = clock or AwakeClock()
+        self.time = self.clock  # type: ignore[method-assign]  # asked three times for each token
         super().__init__()
-
-    def time(self) -> float:
-        return self.clock()
 
     def _write_to_self(self) -> None:
         """What asyncio calls behind `call_soon_threadsafe`; its own is as right, and slower.
@@ -132,7 +130,3 @@ def _absent_s() -> float:
     loop = asyncio.get_running_loop()
     stopped_s = loop.clock.stopped_s if isinstance(loop, AwakeEventLoop) else 0.0
     return stopped_s + time.clock_gettime(_WITH_SLEEP) - time.monotonic()
-
-
-def _monotonic() -> float:
-    return time.monotonic()  # looked up at each call, as the loop's own clock does

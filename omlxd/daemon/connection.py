@@ -278,13 +278,16 @@ class _BodyLine:
 
     def __init__(self, connection: Connection, cycle: Any) -> None:
         self._connection, self._cycle = connection, cycle
+        self._has_chunks: bool | None = None  # known once the body has begun
 
     @property
     def is_clear(self) -> bool:
         connection, cycle = self._connection, self._cycle
         if not cycle.response_started or cycle.response_complete or cycle.disconnected or connection.flow.write_paused:
             return False
-        return connection.conn.sends_chunks and not connection.transport.is_closing()
+        if self._has_chunks is None:
+            self._has_chunks = connection.conn.sends_chunks
+        return self._has_chunks and not connection.transport.is_closing()
 
     def write(self, piece: bytes) -> None:
         if piece:  # an empty chunk would end the body
